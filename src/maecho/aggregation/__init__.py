@@ -1,0 +1,64 @@
+"""Many uploads to one model: the table of methods and the one function that runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from maecho._version import __version__
+from maecho.aggregation.average import FedAvg
+from maecho.aggregation.cohort import Cohort, Source
+from maecho.aggregation.ma_echo import Iteration, MAEcho
+from maecho.aggregation.regmean import RegMean
+from maecho.aggregation.result import Merged, Method
+
+METHODS: dict[str, Method] = {
+    "fedavg": FedAvg(),
+    "ma-echo": MAEcho(),
+    "regmean": RegMean(),
+}
+
+__all__ = ["METHODS", "FedAvg", "Iteration", "MAEcho", "Merged", "Method", "RegMean", "aggregate", "choose"]
+
+
+def choose(method: str | Method, **options: Any) -> tuple[str, Method]:
+    """A method by name or as it is, with options changed. Raises ValueError for a name or an option that is not there."""
+    if not isinstance(method, str):
+        name = next((n for n, known in METHODS.items() if type(known) is type(method)), type(method).__name__)
+        found = method
+    elif method in METHODS:
+        name, found = method, METHODS[method]
+    else:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    known_options = [f.name for f in dataclasses.fields(found)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known_options:
+            raise ValueError(f"{name} has the options {', '.join(known_options) or 'none'}, got {option!r}")
+    return name, dataclasses.replace(found, **options)  # type: ignore[type-var]
+
+
+def aggregate(uploads: Iterable[Source], method: str | Method = "ma-echo", **options: Any) -> Merged:
+    """Merge uploads, or the files that hold them, into one state_dict.
+
+    Args:
+        uploads: Upload objects or paths; paths are read one at a time.
+        method: a name from METHODS, or a method made by hand.
+        options: its hyper-parameters, e.g. `steps=30`.
+
+    Returns:
+        A state_dict, with `averaged` (the names that have no input matrix) and `recipe` (how it was made) beside.
+    """
+    name, chosen = choose(method, **options)
+    cohort = Cohort(uploads, chosen.needs, name)
+    began = time.perf_counter()
+    merged = chosen(cohort)
+    merged.recipe = {
+        "method": name,
+        "options": repr(chosen),
+        "clients": len(cohort),
+        "seconds": round(time.perf_counter() - began, 3),
+        "made_by": f"maecho {__version__}",
+    }
+    return merged

@@ -1,0 +1,118 @@
+"""Averages: FedAvg, what every method does with parameters that have no input matrix, and the class-aware head.
+
+    W = Σ_i p_i W_i,    p_i = n_i / Σ n  or  1/N
+
+(McMahan et al., AISTATS 2017.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maecho.aggregation.result import Merged, assemble
+from maecho.errors import UploadError
+from maecho.upload import Upload
+
+HOLDS = 2
+"""Examples from which on a client holds a class: the release does not count a single one."""
+
+
+class Mean:
+    """A running mean of state_dicts, in float64. Whole numbers (counters) are those of the largest client."""
+
+    def __init__(self, weighting: Literal["examples", "uniform"] = "examples"):
+        self.weighting = weighting
+        self._sums: dict[str, Tensor] = {}
+        self._total = 0.0
+        self._largest = (0, "")
+
+    def add(self, upload: Upload) -> None:
+        p = upload.examples if self.weighting == "examples" else 1
+        # The name decides between equals, so that the order of clients does not.
+        largest = (upload.examples, upload.client) > self._largest
+        self._total += p
+        for name, tensor in upload.weights.items():
+            if tensor.is_floating_point():
+                part = tensor.double() * p
+                self._sums[name] = self._sums[name].add_(part) if name in self._sums else part
+            elif largest:
+                self._sums[name] = tensor
+        if largest:
+            self._largest = (upload.examples, upload.client)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: t / self._total if t.is_floating_point() else t for name, t in self._sums.items()}
+
+
+class ClassAwareHead:
+    """Every class's row averaged over the clients that hold that class, in float64.
+
+    A class that nobody holds keeps the average over all.
+    """
+
+    def __init__(self, weighting: Literal["examples", "uniform"] = "uniform"):
+        self.weighting = weighting
+        self._sum: Tensor | None = None
+        self._weight: Tensor | None = None
+
+    def add(self, upload: Upload) -> None:
+        counts = upload.class_counts
+        if upload.head is None or counts is None:
+            raise UploadError(f"{upload.client}: a class-aware head needs class counts and a last layer of one row a class")
+        W = next(layer for layer in upload.layers if layer.name == upload.head).matrix(upload.weights).double()
+        weight = (counts >= HOLDS).double()
+        if self.weighting == "examples":
+            weight = weight * counts
+        weight = weight.to(W)[:, None]
+        self._sum = W * weight if self._sum is None else self._sum + W * weight
+        self._weight = weight if self._weight is None else self._weight + weight
+
+    def matrix(self, average: Tensor) -> Tensor:
+        assert self._sum is not None
+        assert self._weight is not None
+        held = self._weight > 0
+        return torch.where(held, self._sum / self._weight.where(held, torch.ones_like(self._weight)), average)
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """The average of the models, layer by layer.
+
+    Args:
+        weighting: by number of "examples", or "uniform".
+        head: the last layer as an "average" like the rest, or "class-aware" (the release's baseline).
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    head: Literal["average", "class-aware"] = "average"
+
+    def __post_init__(self) -> None:
+        if self.weighting not in ("examples", "uniform"):
+            raise ValueError(f"weighting must be examples or uniform, got {self.weighting!r}")
+        if self.head not in ("average", "class-aware"):
+            raise ValueError(f"head must be average or class-aware, got {self.head!r}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"classes"} if self.head == "class-aware" else ())
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        mean, head, first = Mean(self.weighting), ClassAwareHead(self.weighting), None
+        for upload in uploads:
+            first = first or upload
+            mean.add(upload)
+            if self.head == "class-aware":
+                head.add(upload)
+        assert first is not None
+        weights = mean.weights()
+        if self.head == "average":
+            return assemble(first, weights, {})
+        layer = next(layer for layer in first.layers if layer.name == first.head)
+        merged = assemble(first, weights, {layer.name: head.matrix(layer.matrix(weights))})
+        merged.averaged = tuple(first.weights)
+        return merged

@@ -1,0 +1,94 @@
+"""Uploads that belong together: checked against each other, and read one at a time.
+
+A path is opened when its turn comes and closed before the next, so a method that only sums runs over any number of
+files in the memory of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from maecho import files
+from maecho.errors import UploadError
+from maecho.upload import Upload
+
+Source = Upload | str | Path
+
+
+class Cohort(Sequence[Upload]):
+    """At least one upload, no client twice, one architecture, every statistic that is needed."""
+
+    def __init__(self, sources: Iterable[Source], needs: Iterable[str] = (), method: str = "this method"):
+        if isinstance(sources, Upload | str | Path):
+            sources = [sources]
+        self._sources = list(sources)
+        self._needs = frozenset(needs)
+        if not self._sources:
+            raise UploadError("there must be at least one upload to aggregate, got none")
+        # Headers first, so that a bad last file is found before the first has been worked on.
+        abouts = [self._about(source) for source in self._sources]
+        seen: dict[str, Any] = {}
+        for index, about in enumerate(abouts):
+            client = about["client"]
+            if client in seen:
+                raise UploadError(f"{client}: every client must come once, got it twice ({seen[client]} and {about['place']})")
+            seen[client] = about["place"]
+            for name in sorted(self._needs - set(about["statistics"])):
+                raise UploadError(
+                    f"{client}: {method} needs the statistic {name!r}, got an upload with "
+                    f"{', '.join(about['statistics']) or 'none'}; make it with statistics={sorted(self._needs)}"
+                )
+            if about["fingerprint"] != abouts[0]["fingerprint"]:
+                raise UploadError(difference(self[0], self[index]))
+
+    def _about(self, source: Source) -> dict[str, Any]:
+        if isinstance(source, Upload):
+            return {
+                "client": source.client,
+                "fingerprint": source.fingerprint,
+                "statistics": sorted(source.has),
+                "place": "in memory",
+            }
+        about = files.read_about(Path(source), "upload")
+        missing = {"client", "fingerprint", "statistics"} - about.keys()
+        if missing:
+            raise UploadError(f"{source} must be a maecho upload, got one without {', '.join(sorted(missing))}")
+        return {**about, "place": str(source)}
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    @overload
+    def __getitem__(self, index: int) -> Upload: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Upload]: ...
+    def __getitem__(self, index: int | slice) -> Upload | list[Upload]:
+        if isinstance(index, slice):
+            return [self._read(source) for source in self._sources[index]]
+        return self._read(self._sources[index])
+
+    def __iter__(self) -> Iterator[Upload]:
+        return map(self._read, self._sources)
+
+    def _read(self, source: Source) -> Upload:
+        return source if isinstance(source, Upload) else Upload.load(source, self._needs)
+
+
+def difference(one: Upload, other: Upload) -> str:
+    """The first place where two architectures differ, in one sentence."""
+    words: Callable[[list[Any]], str] = lambda w: f"{w[0]} {'x'.join(map(str, w[1:])) or 'scalar'}"  # noqa: E731
+    a, b = one.architecture(), other.architecture()
+    for name in a["weights"].keys() - b["weights"].keys():
+        return f"{other.client}: weight {name!r} must be there as in {one.client}, got none"
+    for name in b["weights"].keys() - a["weights"].keys():
+        return f"{other.client}: weights must be those of {one.client}, got {name!r} besides"
+    for name, expected in a["weights"].items():
+        got = b["weights"][name]
+        if got != expected:
+            return f"{other.client}: weight {name!r} must be {words(expected)} as in {one.client}, got {words(got)}"
+    for part in ("layers", "head", "aliases"):
+        if a[part] != b[part]:
+            return f"{other.client}: {part} must be as in {one.client} ({a[part]}), got {b[part]}"
+    return f"{other.client}: architecture must be as in {one.client}"

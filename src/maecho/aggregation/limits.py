@@ -1,0 +1,63 @@
+"""Where MA-Echo's iterations end, in closed form: one solve a layer, and only sums over clients.
+
+With uniform α and no Norm the steps of `echo.Steps` are linear and keep W + (ω/N) Σ V_i (K_i − P_i) constant, where
+K_i = P_i (κI − ρP_i)⁻¹ and ω is the pull. All V_i end at W, so
+
+    W∞ = [W⁰ (I − ω P̄) + (ω/N) Σ W_i K_i] [I − ω P̄ + (ω/N) Σ K_i]⁻¹
+
+with P̄ the mean of the P_i. In the released form ω = κ = ρ = λ, and with soft projectors P_i = G_i (G_i + zI)⁻¹ that is
+RegMean with a prior at the average: ωK_i = P_i (I − P_i)⁻¹ = G_i / z. The printed form has ω = 2η, κ = 1, ρ = μ/(1+μ).
+The anchored form is gradient descent on Σ ‖(W − W_i) P_i‖²:
+
+    W∞ = W⁰ + [Σ (W_i − W⁰) P_i²] [Σ P_i²]⁺
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maecho.aggregation.echo import Steps
+from maecho.spectra import Spectrum, divide, plus_identity, times
+
+CLOSEST = 1e-9
+"""How near an eigenvalue of a projector may come to 1: there K is infinite, which stands for "exactly this client"."""
+
+
+class Limit:
+    """The sums of one layer, a client at a time, in float64."""
+
+    def __init__(self, steps: Steps):
+        self._steps = steps
+        self._count = 0
+        self._P: Tensor | None = None
+        self._K: Tensor | None = None
+        self._WK: Tensor | None = None
+
+    def add(self, W: Tensor, P: Spectrum) -> None:
+        steps = self._steps
+
+        def weight(s: Tensor) -> Tensor:
+            return s * s if steps.anchored else s / (steps.follow - steps.hold * s).clamp(min=CLOSEST * steps.follow)
+
+        K = P.map(weight).sum_form()
+        WK, dense = times(W.double(), K), P.sum_form()
+        self._count += 1
+        self._P = dense if self._P is None else self._P.add_(dense)
+        self._K = K if self._K is None else self._K.add_(K)
+        self._WK = WK if self._WK is None else self._WK.add_(WK)
+
+    def matrix(self, start: Tensor) -> Tensor:
+        """W∞ from the start W⁰."""
+        assert self._P is not None
+        assert self._K is not None
+        assert self._WK is not None
+        if self._steps.anchored:
+            return start + divide(self._WK - times(start, self._K), self._K)
+        prior = plus_identity(self._P * (-self._steps.pull / self._count))
+        share = self._steps.pull / self._count
+        total = prior + share * self._K
+        target = times(start, prior) + share * self._WK
+        if total.shape[-2] != total.shape[-1]:
+            return target / total
+        return torch.linalg.solve(total, target, left=False)

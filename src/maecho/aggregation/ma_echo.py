@@ -1,0 +1,238 @@
+"""MA-Echo: one model close to all clients' models wherever they have data.
+
+    min_{W, V_i}  [‖(W − V_1) P_1‖², …, ‖(W − V_N) P_N‖²]    s.t. V_i as good as W_i for client i        Eq. (mom3)
+
+(Su, Li, Xue, Neural Networks 2023.) What is printed, what the authors released and what their equations imply differ;
+all three are here as `form`, and the released one, which reaches the paper's numbers, is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maecho.aggregation.average import ClassAwareHead, Mean
+from maecho.aggregation.echo import Echo, Steps, echo
+from maecho.aggregation.limits import Limit
+from maecho.aggregation.result import Merged, assemble
+from maecho.errors import UploadError
+from maecho.layers import Layer
+from maecho.progress import track
+from maecho.spectra import Spectrum
+from maecho.upload import Upload
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """A look at the algorithm between two steps, for `watch`."""
+
+    step: int
+    """0: before the first."""
+    merged: Callable[[], Merged]
+    """The global model, if one stopped here."""
+    client: Callable[[int], Merged]
+    """Client i's V_i."""
+
+
+@dataclass(frozen=True)
+class MAEcho:
+    """Args:
+    form: "released" (the authors' code), "printed" (Algorithm 1) or "anchored" (V_i anew from W_i in every step).
+    steps: τ. None: as released, 60, or 300 for a network with convolutions.
+    step_size: λ of the released form, η of the others. None: as released, 1.6, or 0.05 with convolutions; 0.5 for the
+        other forms, for which the paper gives none.
+    normalise: Norm, each row of a client's step at unit length. None: as released, with convolutions only.
+    mu: μ, how firmly V_i holds to what W_i does on its own data (printed and anchored forms).
+    alpha: weights of the clients: "uniform", or "qp" for Eq. (svm), which prefers the client with the smallest gradient.
+    cap: C, the largest weight that the quadratic program may give.
+    projector: "batch-mean" (the release's recursion) or "exact" (G (G + zI)⁻¹). None: as the form has it.
+    damping: z of the exact projector, as a share of the mean eigenvalue of G.
+    solver: "iterate", or "limit" for where the iteration ends (uniform alpha, no Norm).
+    start: W⁰: "average", "random", or the name of a client.
+    seed: of the random start.
+    head: the last layer "class-aware" (not iterated; each class's row averaged over the clients that have the class) or
+        "iterate" like the rest. None: class-aware in the released form where uploads count classes.
+    watch: called with an `Iteration` before the first step and after each.
+    """
+
+    form: Literal["released", "printed", "anchored"] = "released"
+    steps: int | None = None
+    step_size: float | None = None
+    normalise: bool | None = None
+    mu: float = 1.0
+    alpha: Literal["uniform", "qp"] = "uniform"
+    cap: float = 1.0
+    projector: Literal["batch-mean", "exact"] | None = None
+    damping: float = 1e-3
+    solver: Literal["iterate", "limit"] = "iterate"
+    start: str = "average"
+    seed: int = 0
+    head: Literal["class-aware", "iterate"] | None = None
+    watch: Callable[[Iteration], None] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        choices = {
+            "form": ("released", "printed", "anchored"),
+            "alpha": ("uniform", "qp"),
+            "projector": (None, "batch-mean", "exact"),
+            "solver": ("iterate", "limit"),
+            "head": (None, "class-aware", "iterate"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                words = ", ".join(str(choice) for choice in allowed)
+                raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
+        if self.steps is not None and self.steps < 0:
+            raise ValueError(f"steps must be at least 0, got {self.steps}")
+        for name in ("step_size", "mu", "damping", "cap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if self.normalise and self.form == "anchored":
+            raise ValueError("normalise must be off in the anchored form, which has no step of V_i to normalise")
+        if self.solver == "limit" and (self.alpha == "qp" or self.normalise or self.watch):
+            raise ValueError("solver must be iterate with alpha='qp', normalise or watch: the limit is of the linear steps")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"projector" if self._projector == "batch-mean" else "gram"})
+
+    @property
+    def _projector(self) -> str:
+        return self.projector or ("batch-mean" if self.form == "released" else "exact")
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        first = uploads[0]
+        method = self._for(first)
+        if method.alpha == "qp" and method.cap < 1 / len(uploads):
+            raise ValueError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
+        gathered = _Gathered(method, first)
+        for upload in uploads:
+            gathered.add(upload)
+        start = gathered.start()
+        if method.solver == "limit":
+            found = {name: limit.matrix(start[name]) for name, limit in gathered.limits.items()}
+            return gathered.result(found)
+        return method._iterate(gathered, start)
+
+    def _iterate(self, gathered: _Gathered, start: Mapping[str, Tensor]) -> Merged:
+        echoes: dict[str, Echo] = {
+            name: echo(start[name].to(local[0].dtype), local, gathered.spectra[name], self._steps())
+            for name, local in gathered.local.items()
+        }
+
+        def global_model() -> Merged:
+            return gathered.result({n: e.mean() if self.form == "released" else e.merged() for n, e in echoes.items()})
+
+        def client_model(index: int) -> Merged:
+            return gathered.result({name: e.client(index) for name, e in echoes.items()})
+
+        assert self.steps is not None
+        if self.watch:
+            self.watch(Iteration(0, global_model, client_model))
+        for step in track(range(1, self.steps + 1), "ma-echo"):
+            for one in echoes.values():
+                one.step()
+            if self.watch:
+                self.watch(Iteration(step, global_model, client_model))
+        return global_model()
+
+    def _for(self, upload: Upload) -> MAEcho:
+        """With every None filled in."""
+        convolutions = any(upload.weights[layer.weight].dim() > 2 for layer in upload.layers)
+        released = self.form == "released"
+        counted = upload.class_counts is not None and upload.head is not None
+        normalise = released and convolutions and self.solver == "iterate"
+        size = (0.05 if convolutions else 1.6) if released else 0.5
+        return replace(
+            self,
+            steps=(300 if convolutions else 60) if self.steps is None else self.steps,
+            step_size=size if self.step_size is None else self.step_size,
+            normalise=normalise if self.normalise is None else self.normalise,
+            head=("class-aware" if released and counted else "iterate") if self.head is None else self.head,
+        )
+
+    def _steps(self) -> Steps:
+        assert self.step_size is not None
+        assert self.normalise is not None
+        alpha = self._solve_qp if self.alpha == "qp" else None
+        if self.form == "released":
+            return Steps(self.step_size, self.step_size, self.step_size, normalised=self.normalise, alpha=alpha)
+        hold = self.mu / (1 + self.mu)
+        return Steps(2 * self.step_size, 1.0, hold, self.form == "anchored", self.normalise, alpha)
+
+    def _solve_qp(self, gram: Tensor) -> Tensor:
+        from maecho.qp import capped_simplex  # the solver is needed for this option alone
+
+        return torch.from_numpy(capped_simplex(gram.double().cpu().numpy(), self.cap))
+
+    def spectrum(self, upload: Upload, layer: str) -> Spectrum:
+        """P of one client and layer."""
+        if self._projector == "batch-mean":
+            return upload.projectors[layer]
+        G = upload.grams[layer]
+        z = self.damping * float(G.values.sum()) / (G.values.shape[0] * G.width)
+        return G.projector(z) if z else G
+
+
+class _Gathered:
+    """What is kept of the uploads: all matrices to iterate, sums for the limit, averages for the rest."""
+
+    def __init__(self, method: MAEcho, first: Upload):
+        self._method, self._first = method, first
+        self._mean, self._uniform = Mean("examples"), Mean("uniform")
+        self._head = ClassAwareHead("uniform") if method.head == "class-aware" else None
+        if self._head and first.head is None:
+            raise UploadError(f"{first.client}: a class-aware head needs class counts and a last layer of one row a class")
+        self._layers: list[Layer] = [x for x in first.layers if not (self._head and x.name == first.head)]
+        self._silent = {layer.name for layer in self._layers}
+        self._start: dict[str, Tensor] | None = None
+        self.local: dict[str, list[Tensor]] = {layer.name: [] for layer in self._layers}
+        self.spectra: dict[str, list[Spectrum]] = {layer.name: [] for layer in self._layers}
+        self.limits = {layer.name: Limit(method._steps()) for layer in self._layers}
+
+    def add(self, upload: Upload) -> None:
+        self._mean.add(upload)
+        self._uniform.add(upload)
+        if self._head:
+            self._head.add(upload)
+        if upload.client == self._method.start:
+            self._start = dict(upload.weights)
+        for layer in self._layers:
+            W, P = layer.matrix(upload.weights), self._method.spectrum(upload, layer.name)
+            if bool(P.values.any()):
+                self._silent.discard(layer.name)
+            if self._method.solver == "limit":
+                self.limits[layer.name].add(W, P)
+            else:
+                # Half precision would lose the small steps; the result is rounded to it once, at the end.
+                self.local[layer.name].append(W.to(torch.promote_types(W.dtype, torch.float32)))
+                self.spectra[layer.name].append(P)
+
+    def start(self) -> dict[str, Tensor]:
+        """W⁰ by layer, in float64."""
+        average, which = self._uniform.weights(), self._method.start
+        if which == "random":
+            generator = torch.Generator().manual_seed(self._method.seed)
+            found = {}
+            for layer in self._layers:
+                W = layer.matrix(average)
+                noise = torch.randn(W.shape, generator=generator, dtype=torch.float64).to(W)
+                found[layer.name] = noise * W.square().mean().sqrt()
+            return found
+        if which != "average" and self._start is None:
+            raise ValueError(f"start must be average, random or the name of a client, got {which!r}")
+        weights = average if which == "average" or self._start is None else self._start
+        return {layer.name: layer.matrix(weights).double() for layer in self._layers}
+
+    def result(self, found: Mapping[str, Tensor]) -> Merged:
+        plain, matrices = self._mean.weights(), dict(found)
+        if self._head and self._first.head:
+            layer = next(layer for layer in self._first.layers if layer.name == self._first.head)
+            matrices[layer.name] = self._head.matrix(layer.matrix(self._uniform.weights()))
+            return assemble(self._first, plain, matrices, {*self._silent, layer.name})
+        return assemble(self._first, plain, matrices, self._silent)

@@ -1,0 +1,69 @@
+"""RegMean: the layer that comes closest to every client's layer on that client's own inputs.
+
+    min_W  Σ_i ‖(W − W_i) X_iᵀ‖²   =>   W = (Σ_i W_i G_i) (Σ_i G_i)⁻¹,    G_i = X_iᵀ X_i
+
+(Jin et al., ICLR 2023), with a ridge towards the average, and off-diagonal entries of G_i shrunk as in the paper. Only
+sums over clients are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maecho.aggregation.average import Mean
+from maecho.aggregation.result import Merged, assemble
+from maecho.spectra import divide, mean_eigenvalue, plus_identity, times
+from maecho.upload import Upload
+
+
+@dataclass(frozen=True)
+class RegMean:
+    """Args:
+    ridge: pull towards the average, as a share of the mean eigenvalue of Σ G_i. 0: the average stands only where no
+        client has inputs.
+    shrink: what off-diagonal entries of the Grams are multiplied with, in [0, 1].
+    """
+
+    ridge: float = 1e-3
+    shrink: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.ridge >= 0:
+            raise ValueError(f"ridge must be at least 0, got {self.ridge}")
+        if not 0 <= self.shrink <= 1:
+            raise ValueError(f"shrink must lie in [0, 1], got {self.shrink}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"gram"})
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        mean, first = Mean(), None
+        grams: dict[str, Tensor] = {}
+        products: dict[str, Tensor] = {}
+        for upload in uploads:
+            first = first or upload
+            mean.add(upload)
+            for layer in upload.layers:
+                G = self._shrunk(upload.grams[layer.name].sum_form())
+                WG = times(layer.matrix(upload.weights).double(), G)
+                grams[layer.name] = grams[layer.name].add_(G) if layer.name in grams else G
+                products[layer.name] = products[layer.name].add_(WG) if layer.name in products else WG
+        assert first is not None
+        weights = mean.weights()
+        merged = {}
+        for layer in first.layers:
+            G, average = grams[layer.name], layer.matrix(weights)
+            gap = products[layer.name] - times(average, G)
+            merged[layer.name] = average + divide(gap, plus_identity(G, self.ridge * mean_eigenvalue(G)))
+        silent = [name for name, G in grams.items() if not G.any()]
+        return assemble(first, weights, merged, silent)
+
+    def _shrunk(self, G: Tensor) -> Tensor:
+        if self.shrink == 1 or G.shape[-2] != G.shape[-1]:
+            return G
+        return self.shrink * G + (1 - self.shrink) * torch.diag_embed(G.diagonal(dim1=-2, dim2=-1))

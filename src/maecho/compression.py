@@ -1,0 +1,129 @@
+"""How far an upload's statistics are cut down: by rank, by share of energy, or to a size for the whole upload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from maecho.errors import UploadError
+from maecho.spectra import Spectrum
+from maecho.upload import Upload
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """At most this many directions."""
+
+    directions: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """The fewest directions that hold this share of the trace."""
+
+    share: float
+
+
+@dataclass(frozen=True)
+class Size:
+    """The whole upload in this many bytes, or in this many times what cannot be cut (weights, counts, class means)."""
+
+    amount: float
+    times: bool
+
+
+def parse(rank: int | float | str | None) -> Rank | Share | Size:
+    """64, 0.999, "3x", "5 MB" or None."""
+    if rank is None:
+        return Share(1.0)
+    if isinstance(rank, str):
+        number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(x|B|KB|MB|GB)", rank.strip())
+        if number:
+            times = number[2] == "x"
+            return Size(float(number[1]) * (1 if times else UNITS[number[2]]), times)
+    elif isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0:
+        return Rank(rank)
+    elif isinstance(rank, float) and 0 < rank <= 1:
+        return Share(rank)
+    raise UploadError(
+        f'rank must be a whole number, a share of energy in (0, 1], a size like "3x" or "5 MB", or None, got {rank!r}'
+    )
+
+
+def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
+    """The same upload, its statistics at the precision of its weights (float32 at least) and cut down."""
+    double = any(tensor.dtype == torch.float64 for tensor in upload.weights.values())
+    dtype = torch.float64 if double else torch.float32
+    upload = _each(upload, lambda spectrum: spectrum.to(dtype=dtype))
+    if upload.moments is not None:
+        upload = replace(upload, moments=replace(upload.moments, means=upload.moments.means.to(dtype)))
+    if isinstance(rule, Rank):
+        return _each(upload, lambda spectrum: spectrum.cut(rule.directions))
+    if isinstance(rule, Share):
+        return _each(upload, lambda spectrum: spectrum.cut(spectrum.rank_for(rule.share)))
+    ranks = _ranks_that_fit(upload, rule)
+    return _each(upload, lambda spectrum: spectrum.cut(ranks.get(id(spectrum), spectrum.rank)))
+
+
+def _ranks_that_fit(upload: Upload, size: Size) -> dict[int, int]:
+    """Ranks by the id of the spectrum.
+
+    Grams, projectors and covariances get equal parts of the room, for their energies cannot be compared (that of a Gram
+    lies mostly in the mean); what one kind does not need goes to the others. Within a kind the share of energy is one.
+    """
+    kinds = [list(upload.grams.values()), list(upload.projectors.values())]
+    if upload.moments is not None:
+        kinds.append([upload.moments.covariances])
+    kinds = [[s for s in spectra if s.basis is not None and s.rank] for spectra in kinds]
+    fixed = sum(t.numel() * t.element_size() for t in upload.tensors().values()) - sum(map(_bytes, kinds))
+    room = size.amount * fixed if size.times else size.amount
+    if fixed > room:
+        raise UploadError(
+            f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
+        )
+    room -= fixed
+    ranks = {}
+    kinds.sort(key=_bytes)
+    for left, spectra in zip(range(len(kinds), 0, -1), kinds, strict=True):
+        share = _share_that_fits(spectra, room / left)
+        chosen = [s.rank_for(share) if share else 0 for s in spectra]
+        ranks |= {id(s): rank for s, rank in zip(spectra, chosen, strict=True)}
+        room -= sum(s.bytes // s.rank * rank for s, rank in zip(spectra, chosen, strict=True))
+    return ranks
+
+
+def _bytes(spectra: Sequence[Spectrum]) -> int:
+    return sum(spectrum.bytes for spectrum in spectra)
+
+
+def _share_that_fits(spectra: Sequence[Spectrum], room: float) -> float:
+    """The largest share of energy, by bisection; 0 if not even one direction each fits."""
+
+    def fits(share: float) -> bool:
+        return sum(s.bytes // s.rank * s.rank_for(share) for s in spectra) <= room
+
+    if fits(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _each(upload: Upload, change: Callable[[Spectrum], Spectrum]) -> Upload:
+    def all_of(spectra: Mapping[str, Spectrum]) -> dict[str, Spectrum]:
+        return {name: change(spectrum) for name, spectrum in spectra.items()}
+
+    moments = upload.moments
+    return replace(
+        upload,
+        grams=all_of(upload.grams),
+        projectors=all_of(upload.projectors),
+        moments=None if moments is None else replace(moments, covariances=change(moments.covariances)),
+    )

@@ -1,0 +1,5 @@
+"""The one error of bad input: who, what was expected, what came."""
+
+
+class UploadError(ValueError):
+    """An upload, a file or a set of clients that cannot be used; the message is one sentence for the person who sent it."""

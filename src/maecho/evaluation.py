@@ -1,0 +1,100 @@
+"""How good a model is: overall, per class, per client; and the ensemble that merged models are measured against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from maecho.aggregation.average import HOLDS
+from maecho.errors import UploadError
+from maecho.forward import forward
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Counts behind an accuracy."""
+
+    correct: tuple[int, ...]
+    """By class."""
+    examples: tuple[int, ...]
+    """By class."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share of all examples, in [0, 1]."""
+        return sum(self.correct) / sum(self.examples)
+
+    @property
+    def per_class(self) -> tuple[float, ...]:
+        """Share of each class's examples; NaN for a class without any."""
+        pairs = zip(self.correct, self.examples, strict=True)
+        return tuple(right / total if total else math.nan for right, total in pairs)
+
+
+def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = None) -> Evaluation:
+    """Accuracy on (inputs, labels). The model comes back as it was."""
+    correct = examples = torch.zeros(0, dtype=torch.int64)
+    for step in forward(model, batches, "evaluation", progress):
+        if step.labels is None or not isinstance(step.output, Tensor) or step.output.dim() != 2:
+            raise UploadError("evaluation needs one whole-number label an example and a model with one output a class")
+        labels, classes = step.labels.cpu(), step.output.shape[1]
+        if int(labels.min()) < 0 or int(labels.max()) >= classes:
+            raise UploadError(
+                f"evaluation: labels must lie in 0 … {classes - 1}, since the model has {classes} outputs, "
+                f"got {int(labels.min())} … {int(labels.max())}"
+            )
+        if not step.output.isfinite().all():
+            raise UploadError("evaluation: the model's outputs must be finite, got NaN or infinity")
+        right = labels[step.output.argmax(1).cpu() == labels].bincount(minlength=classes)
+        if not len(examples):
+            correct = examples = torch.zeros(classes, dtype=torch.int64)
+        correct, examples = correct + right, examples + labels.bincount(minlength=classes)
+    if not int(examples.sum()):
+        raise UploadError("evaluation needs at least one example, got none")
+    return Evaluation(tuple(correct.tolist()), tuple(examples.tolist()))
+
+
+def evaluate_clients(model: nn.Module, clients: Mapping[str, Iterable[Any]]) -> dict[str, Evaluation]:
+    """The same model on every client's data."""
+    return {client: evaluate(model, batches) for client, batches in clients.items()}
+
+
+class Ensemble(nn.Module):
+    """All the models at once: what they know together, at N times the cost.
+
+    Args:
+        models: of one architecture or of several, with the same outputs.
+        by: mean of "logits", or of "probabilities", or "class-aware": each class's logit averaged over the models whose
+            client holds the class (as the MA-Echo release does), 0 for the others.
+        class_counts: examples of every class for every model; "class-aware" alone needs them.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        by: Literal["logits", "probabilities", "class-aware"] = "probabilities",
+        class_counts: Sequence[Tensor] | None = None,
+    ):
+        super().__init__()
+        if not models:
+            raise UploadError("an ensemble must have at least one model, got none")
+        if by not in ("logits", "probabilities", "class-aware"):
+            raise ValueError(f"by must be logits, probabilities or class-aware, got {by!r}")
+        if by == "class-aware" and (class_counts is None or len(class_counts) != len(models)):
+            got = "none" if class_counts is None else f"those of {len(class_counts)}"
+            raise UploadError(f"a class-aware ensemble needs the class counts of its {len(models)} models, got {got}")
+        self.models, self.by = nn.ModuleList(models), by
+        held = [counts >= HOLDS for counts in class_counts] if class_counts is not None else []
+        self._held = torch.stack(held).float() if by == "class-aware" else None
+
+    def forward(self, x: Any) -> Tensor:
+        outputs = torch.stack([model(x) for model in self.models])
+        if self._held is not None:
+            held = self._held.to(outputs)
+            return torch.einsum("nbk,nk->bk", outputs, held) / held.sum(0).clamp(min=1)
+        return (outputs if self.by == "logits" else outputs.softmax(-1)).mean(0)

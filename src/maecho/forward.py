@@ -1,0 +1,69 @@
+"""Batches through a model, without leaving a trace on it.
+
+The one place that knows what a batch may be: (inputs, labels), (inputs, anything) or inputs alone, inputs being a
+tensor or a mapping of tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maecho.progress import track
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One batch and what the model made of it."""
+
+    inputs: Any
+    labels: Tensor | None
+    """One class an example, or None if the batch does not say so."""
+    output: Any
+    size: int
+
+
+def forward(model: nn.Module, batches: Iterable[Any], label: str, progress: bool | None = None) -> Iterator[Pass]:
+    """Run every batch in evaluation mode, without gradients, on the model's own device. Empty batches are passed over.
+
+    Afterwards, also when the caller breaks off, every module has its own mode again.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with _evaluating(model):
+        for batch in track(batches, label, show=progress):
+            x, y = (batch[0], batch[1] if len(batch) > 1 else None) if isinstance(batch, tuple | list) else (batch, None)
+            size = len(next(iter(x.values())) if isinstance(x, Mapping) else x)
+            if size:
+                with torch.no_grad():
+                    output = _call(model, x, device)
+                yield Pass(x, _class_labels(y, size), output, size)
+
+
+def _call(model: nn.Module, x: Any, device: torch.device) -> Any:
+    if isinstance(x, Mapping):
+        output = model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in x.items()})
+    else:
+        output = model(x.to(device))
+    return output[0] if isinstance(output, tuple | list) else output
+
+
+def _class_labels(y: Any, size: int) -> Tensor | None:
+    if isinstance(y, Tensor) and not y.is_floating_point() and not y.is_complex() and y.shape == (size,):
+        return y.long()
+    return None
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

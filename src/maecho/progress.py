@@ -1,0 +1,39 @@
+"""A bar for work that takes long, on a terminal and nowhere else.
+
+`rich` is imported here alone; where only the core is installed (torch, numpy, safetensors) there is no bar.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 2.0
+"""Seconds before a bar appears: short work stays silent."""
+
+
+def track(items: Iterable[T], label: str, total: int | None = None, show: bool | None = None) -> Iterator[T]:
+    """Pass items on; show a bar once it has taken `PATIENCE` seconds. `show` None: only if stderr is a terminal."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    if not (sys.stderr.isatty() if show is None else show):
+        yield from items
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield from items
+        return
+    began, task = time.monotonic(), None
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for done, item in enumerate(items):
+            if task is None and time.monotonic() - began > PATIENCE:
+                task = bar.add_task(label, total=total, completed=done)
+            yield item
+            if task is not None:
+                bar.advance(task)

@@ -1,0 +1,196 @@
+"""Symmetric positive semidefinite matrices in factored form, A = U diag(s) Uᵀ.
+
+Gram matrices and projectors are kept, cut down, sent and multiplied as (U, s). A diagonal matrix (the Gram of an
+embedding) has U = I, which is never stored. Every tensor has a leading axis of groups, of length 1 for all but grouped
+convolutions, so that one formula serves all.
+
+Sums over clients have no common U; they are plain tensors: dense [g, d, d], or the diagonal as one row [g, 1, d].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+# How far from symmetric, orthonormal or non-negative a matrix may be: float32 round-off with room to spare.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """A = U diag(s) Uᵀ for each group, s descending; `basis` None stands for U = I."""
+
+    values: Float[Tensor, "g r"]
+    basis: Float[Tensor, "g d r"] | None
+
+    @classmethod
+    def of_dense(cls, A: Float[Tensor, "g d d"], rank: int | None = None) -> Spectrum:
+        """Eigenvalues and vectors of a symmetric PSD matrix, in float64: float32 fails on images with constant pixels.
+
+        Raises ValueError, in words that complete "the matrix must be …", if A is not finite, symmetric and PSD.
+        """
+        A = A.double()
+        if not A.isfinite().all():
+            raise ValueError("finite, got NaN or infinity")
+        scale = float(A.abs().max()) if A.numel() else 0.0
+        skew = float((A - A.mT).abs().max()) if A.numel() else 0.0
+        if skew > TOLERANCE * scale:
+            raise ValueError(f"symmetric, got entries that differ by {skew:.3g} from their mirror image")
+        s, U = torch.linalg.eigh((A + A.mT) / 2)
+        s, U = s.flip(-1), U.flip(-1)
+        if s.numel() and float(s.min()) < -TOLERANCE * scale:
+            raise ValueError(f"positive semidefinite, got the eigenvalue {float(s.min()):.3g}")
+        s = s.clamp(min=0)
+        noise = A.shape[-1] * torch.finfo(torch.float64).eps * scale
+        full = int((s > noise).sum(-1).max()) if s.numel() else 0
+        return cls(s, U).cut(full if rank is None else min(rank, full))
+
+    @classmethod
+    def of_factor(cls, K: Float[Tensor, "g d t"], w: Float[Tensor, "g t"]) -> Spectrum:
+        """K diag(w) Kᵀ with w ≥ 0 and few columns: the eigenvalues of a small matrix instead of a d by d one."""
+        if K.shape[-1] >= K.shape[-2]:
+            return cls.of_dense((K * w.unsqueeze(-2)) @ K.mT)
+        Q, R = torch.linalg.qr(K.double())
+        small = cls.of_dense((R * w.unsqueeze(-2)) @ R.mT)
+        assert small.basis is not None
+        return cls(small.values, Q @ small.basis)
+
+    @classmethod
+    def of_diagonal(cls, diagonal: Float[Tensor, "g d"]) -> Spectrum:
+        return cls(diagonal, None)
+
+    @classmethod
+    def zero(cls, groups: int, d: int) -> Spectrum:
+        """Rank 0: nothing is known of the inputs."""
+        return cls(torch.zeros(groups, 0, dtype=torch.float64), torch.zeros(groups, d, 0))
+
+    @property
+    def rank(self) -> int:
+        return self.values.shape[-1]
+
+    @property
+    def width(self) -> int:
+        """d, the number of inputs."""
+        return self.values.shape[-1] if self.basis is None else self.basis.shape[-2]
+
+    @property
+    def bytes(self) -> int:
+        stored = [self.values] if self.basis is None else [self.values, self.basis]
+        return sum(t.numel() * t.element_size() for t in stored)
+
+    @cached_property
+    def energy(self) -> Float[Tensor, " r"]:
+        """Share of the trace that the first 1, 2, … r directions hold, groups together."""
+        total = self.values.double().sum(0).cumsum(0)
+        return total / total[-1].clamp(min=torch.finfo(torch.float64).tiny) if self.rank else total
+
+    def rank_for(self, share: float) -> int:
+        """The fewest directions that hold this share of the trace; a diagonal is never cut, it is already small."""
+        if self.basis is None or not self.rank or float(self.values.sum()) == 0:
+            return self.rank if self.basis is None else 0
+        # A share of 1 keeps everything; the tolerance keeps round-off in the running sum from asking for one more.
+        return self.rank if share >= 1 else int((self.energy < share - 1e-15).sum()) + 1
+
+    def cut(self, rank: int) -> Spectrum:
+        """The largest `rank` eigenvalues alone (the paper's SVD section)."""
+        if self.basis is None or rank >= self.rank:
+            return self
+        return Spectrum(self.values[:, :rank].contiguous(), self.basis[..., :rank].contiguous())
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Spectrum:
+        """The same directions with other eigenvalues: U diag(f(s)) Uᵀ. f(0) must be 0, or directions appear."""
+        return Spectrum(function(self.values), self.basis)
+
+    def projector(self, z: float) -> Spectrum:
+        """P = A (A + zI)⁻¹, the soft projector on the span of the inputs whose Gram this is."""
+        return self.map(lambda s: s / (s + z))
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Spectrum:
+        """The basis in another dtype, both on another device. Eigenvalues stay in float64: 1 − s must not round to 0."""
+        basis = None if self.basis is None else self.basis.to(dtype=dtype, device=device)
+        return Spectrum(self.values.to(device=device), basis)
+
+    def dense(self) -> Float[Tensor, "g d d"]:
+        if self.basis is None:
+            return torch.diag_embed(self.values)
+        return (self.basis * self.values.to(self.basis.dtype).unsqueeze(-2)) @ self.basis.mT
+
+    def sum_form(self) -> Tensor:
+        """This matrix as sums over clients hold it, in float64 and in memory of its own."""
+        if self.basis is None:
+            return self.values.to(torch.float64, copy=True).unsqueeze(-2)
+        return Spectrum(self.values.double(), self.basis.double()).dense()
+
+    def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        """M A, without building A."""
+        s = self.values.to(M.dtype).unsqueeze(-2)
+        if self.basis is None:
+            return M * s
+        U = self.basis.to(M.dtype)
+        return ((M @ U) * s) @ U.mT
+
+    def complaint(self, largest: float = float("inf")) -> str | None:
+        """What is wrong with it, as words that complete "… must be"; None if it is what it says.
+
+        Orthonormality is probed with a few fixed vectors, which costs what one product costs.
+        """
+        for tensor in (self.values, self.basis):
+            if tensor is not None and not tensor.isfinite().all():
+                return "finite, got NaN or infinity"
+        if self.rank == 0:
+            return None
+        low, high = float(self.values.min()), float(self.values.max())
+        if low < 0:
+            return f"positive semidefinite, got the eigenvalue {low:.3g}"
+        if high > largest * (1 + TOLERANCE):
+            return f"of eigenvalues in [0, {largest:g}], got {high:.3g}"
+        if self.basis is not None:
+            U = self.basis.double()
+            used = (self.values > 0).unsqueeze(-1)  # the direction of an eigenvalue 0 does not matter
+            probe = torch.randn(self.rank, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            probe = probe.to(U) * used
+            error = float((U.mT @ (U @ probe) - probe).abs().where(used, torch.zeros(1).to(U)).max())
+            if error > TOLERANCE * 10:
+                return f"given by orthonormal eigenvectors, got UᵀU off by {error:.3g}"
+        return None
+
+
+def times(M: Float[Tensor, "g o d"], A: Tensor) -> Float[Tensor, "g o d"]:
+    """M A for a sum over clients, dense or one row."""
+    return M @ A if A.shape[-2] == A.shape[-1] else M * A
+
+
+def plus_identity(A: Tensor, amount: float | Tensor = 1.0) -> Tensor:
+    """A + amount · I."""
+    if A.shape[-2] == A.shape[-1]:
+        return A + amount * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return A + amount
+
+
+def mean_eigenvalue(A: Tensor) -> Float[Tensor, "g 1 1"]:
+    """trace / d of each group: the scale that a ridge is measured against."""
+    diagonal = A.diagonal(dim1=-2, dim2=-1) if A.shape[-2] == A.shape[-1] else A.squeeze(-2)
+    return diagonal.mean(-1)[:, None, None]
+
+
+def divide(B: Float[Tensor, "g o d"], A: Tensor) -> Float[Tensor, "g o d"]:
+    """B A⁺: by Cholesky where A is well inside the positive definite ones, by eigenvalues where it is not."""
+    if A.shape[-2] != A.shape[-1]:
+        return torch.where(A > 0, B / A.where(A > 0, torch.ones_like(A)), torch.zeros_like(B))
+    factor, info = torch.linalg.cholesky_ex(A)
+    if not info.any():
+        pivots = factor.diagonal(dim1=-2, dim2=-1)
+        if float((pivots.amin(-1) / pivots.amax(-1)).min()) > 1e-6:
+            return torch.cholesky_solve(B.mT, factor).mT
+    s, U = torch.linalg.eigh((A + A.mT) / 2)
+    floor = s.amax(-1, keepdim=True).clamp(min=0) * A.shape[-1] * torch.finfo(A.dtype).eps
+    inverse = torch.where(s > floor, 1 / s.where(s > floor, torch.ones_like(s)), torch.zeros_like(s))
+    return ((B @ U) * inverse.unsqueeze(-2)) @ U.mT

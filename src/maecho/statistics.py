@@ -1,0 +1,201 @@
+"""Data through a model: what a client can say about its layers' inputs.
+
+One pass over the batches, forward only, with a hook before every layer that is a matrix; the hooks are gone afterwards.
+Sums are float64, so that ten million rows lose nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maecho import layers, recursion
+from maecho.errors import UploadError
+from maecho.forward import forward
+from maecho.moments import ClassScatter, Moments
+from maecho.recursion import MeanRecursion
+from maecho.spectra import Spectrum
+
+STATISTICS = ("gram", "projector", "classes", "moments")
+"""All that can be gathered; each method says which of them it needs."""
+
+CHUNK = 2**22
+"""Entries of rows held at once: a convolution's patches are many times its input."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Everything that one pass saw, uncut."""
+
+    examples: int
+    order: tuple[str, ...]
+    """Layers in order of execution; those that never ran come last."""
+    grams: dict[str, Spectrum]
+    projectors: dict[str, Spectrum]
+    class_counts: Tensor | None
+    moments: Moments | None
+    outputs: int | None
+    """Length of the model's output for one example, where that is a vector."""
+    notes: dict[str, str]
+    """What was asked for but could not be gathered, and why."""
+
+
+def gather(
+    model: nn.Module,
+    architecture: layers.Architecture,
+    batches: Iterable[Any],
+    statistics: Iterable[str],
+    client: str,
+    progress: bool | None = None,
+) -> Gathered:
+    """One pass over a client's data."""
+    wanted = set(statistics)
+    inputs = {layer.name: _Inputs(wanted) for layer in architecture.layers.values()}
+    order: dict[str, None] = {}
+    examples, labelled, outputs = 0, True, None
+    class_counts: Tensor | None = None
+    scatter = ClassScatter()
+    notes: dict[str, str] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        layer = architecture.layers[name]
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            order.setdefault(layer.name)
+            inputs[layer.name].add(module, layer, args[0] if args else kwargs["input"])
+
+        return hook
+
+    with _hooks(model, architecture.layers, watch):
+        for step in forward(model, batches, f"{client}: statistics", progress):
+            examples += step.size
+            labelled = labelled and step.labels is not None
+            outputs = step.output.shape[-1] if isinstance(step.output, Tensor) and step.output.dim() == 2 else None
+            if "classes" in wanted and step.labels is not None and outputs is not None:
+                counts = _count(step.labels, outputs, client)
+                class_counts = counts if class_counts is None else class_counts + counts
+            if "moments" in wanted:
+                if isinstance(step.inputs, Tensor) and step.inputs.is_floating_point():
+                    scatter.add(step.inputs.detach(), step.labels)
+                else:
+                    notes["moments"] = "the inputs are not one tensor of real numbers, so they have no mean"
+    if examples == 0:
+        raise UploadError(f"{client}: the batches must hold at least one example, got none")
+    if "classes" in wanted and (class_counts is None or not labelled):
+        class_counts = None
+        notes["classes"] = "the batches carry no whole-number label for every example"
+
+    state = model.state_dict()
+    found = {layer.name: layer for layer in architecture.layers.values()}
+    run = [*order, *(name for name in found if name not in order)]
+
+    def spectra(make: Callable[[_Inputs, tuple[int, int, int]], Spectrum]) -> dict[str, Spectrum]:
+        made = {}
+        for name in run:
+            try:
+                made[name] = make(inputs[name], found[name].shape(state))
+            except ValueError as error:
+                raise UploadError(f"{client}: what reaches layer {name!r} must be {error}") from error
+        return made
+
+    return Gathered(
+        examples=examples,
+        order=tuple(run),
+        grams=spectra(_Inputs.gram) if "gram" in wanted else {},
+        projectors=spectra(_Inputs.projector) if "projector" in wanted else {},
+        class_counts=class_counts,
+        moments=scatter.moments() if "moments" in wanted and "moments" not in notes else None,
+        outputs=outputs,
+        notes=notes,
+    )
+
+
+class _Inputs:
+    """What has reached one layer so far."""
+
+    def __init__(self, wanted: set[str]):
+        self._wanted = wanted
+        self._gram: Tensor | None = None  # [g, d, d], or [1, d] for one-hot rows
+        self._mean: MeanRecursion | None = None
+
+    def add(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
+        x = x.detach()
+        if x.dim() == 1:
+            x = x.unsqueeze(0)  # one example without a batch axis
+        for piece in x.split(max(1, int(CHUNK / max(1, self._row_entries(module, x))))):
+            self._add_gram(module, layer, piece)
+        if "projector" in self._wanted and not layer.transposed:
+            for piece in x.split(recursion.MEAN_OF):
+                self._add_mean(module, layer, piece)
+
+    def _row_entries(self, module: nn.Module, x: Tensor) -> int:
+        """Entries of rows that one example becomes, at most."""
+        kernel = getattr(module, "kernel_size", ())
+        return int(x[0].numel() * torch.tensor(kernel, dtype=torch.float64).prod()) if len(x) else 1
+
+    def _add_gram(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
+        if "gram" not in self._wanted and not layer.transposed:
+            return
+        found = layers.rows(module, x)
+        if not found.is_floating_point():
+            d = module.get_parameter("weight").shape[0]
+            gram = found[0].bincount(minlength=d).double().unsqueeze(0).cpu()
+        else:
+            found = _with_bias(_double(found), layer)
+            gram = found.mT @ found
+        self._gram = gram if self._gram is None else self._gram.add_(gram)
+
+    def _add_mean(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
+        means = _with_bias(_double(layers.mean_rows(module, x)), layer)
+        if self._mean is None:
+            convolution = hasattr(module, "kernel_size")
+            damping = recursion.DAMPING_CONVOLUTION if convolution else recursion.DAMPING
+            self._mean = MeanRecursion(means.shape[0], means.shape[2], damping, device=means.device)
+        self._mean.add(means)
+
+    def gram(self, shape: tuple[int, int, int]) -> Spectrum:
+        if self._gram is None:
+            return Spectrum.zero(shape[0], shape[2])
+        return Spectrum.of_diagonal(self._gram) if self._gram.dim() == 2 else Spectrum.of_dense(self._gram.cpu())
+
+    def projector(self, shape: tuple[int, int, int]) -> Spectrum:
+        """An embedding's means are token frequencies; the exact projector says the same without a matrix."""
+        if self._mean is not None:
+            return self._mean.spectrum()
+        if self._gram is not None and self._gram.dim() == 2:
+            return self.gram(shape).projector(recursion.DAMPING)
+        return Spectrum.zero(shape[0], shape[2])
+
+
+def _double(x: Tensor) -> Tensor:
+    # Apple's GPUs have no float64; there the rows are summed on the CPU.
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def _with_bias(found: Tensor, layer: layers.Layer) -> Tensor:
+    return found if layer.bias is None else torch.cat([found, found.new_ones(*found.shape[:-1], 1)], -1)
+
+
+def _count(y: Tensor, classes: int, client: str) -> Tensor:
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise UploadError(
+            f"{client}: labels must lie in 0 … {classes - 1}, since the model has {classes} outputs, "
+            f"got {low if low < 0 else high}"
+        )
+    return y.cpu().bincount(minlength=classes)
+
+
+@contextlib.contextmanager
+def _hooks(model: nn.Module, names: Iterable[str], make: Callable[[str], Callable[..., None]]) -> Iterator[None]:
+    handles = [model.get_submodule(name).register_forward_pre_hook(make(name), with_kwargs=True) for name in names]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
