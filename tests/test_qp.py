@@ -121,11 +121,14 @@ def test_scale_does_not_matter() -> None:
         np.testing.assert_allclose(capped_simplex(scale * (G @ G.T), 0.4), alpha, atol=1e-8)
 
 
-def test_identical_clients_count_alike() -> None:
+@pytest.mark.parametrize("kind", ZOO)
+def test_identical_clients_count_alike(kind: str) -> None:
     rng = np.random.default_rng(6)
-    G = rng.standard_normal((5, 20))[[0, 1, 2, 0, 3, 4, 0]]
-    alpha = capped_simplex(G @ G.T)
-    np.testing.assert_allclose(alpha[[3, 6]], alpha[0], atol=1e-8)
+    for n in (2, 7, 30):
+        with_copies = [*range(n), 0, 0]
+        Q = gram(rng, kind, n)[np.ix_(with_copies, with_copies)]
+        alpha = capped_simplex(Q, random_cap(rng, n + 2))
+        np.testing.assert_allclose(alpha[[n, n + 1]], alpha[0], atol=1e-6)
 
 
 def test_diagonal_q_weighs_clients_by_the_inverse() -> None:

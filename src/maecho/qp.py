@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 # A Gram matrix of float32 gradients is symmetric and dominated by its diagonal only up to float32 rounding.
 _GRAM_RTOL = 1e-6
 
-# DAQP is an active-set method for a positive definite Q; for a singular one it repeats the problem with a proximal
-# term `eps_prox` until stationarity is below `eta_prox`. The term is much larger than the default: it keeps the
-# factorisation well conditioned (and tolerates eigenvalues that rounding made negative), and costs a few cheap rounds.
+# DAQP is an active-set method for a positive definite Q. A positive `eps_prox` adds a proximal term and repeats until
+# stationarity is below `eta_prox`, so Q may be singular, or have eigenvalues that rounding made negative. A smaller
+# term is badly conditioned for `primal_tol`; a larger one needs more rounds. Both ends were measured a decade away.
 _SETTINGS = {"eps_prox": 1e-5, "eta_prox": 1e-10, "primal_tol": 1e-9, "iter_limit": 100_000}
 _OPTIMAL, _EQUALITY = 1, 5  # DAQP's codes for an exit and for a constraint
 _ON_BOUND = 2 * _SETTINGS["primal_tol"]
@@ -26,7 +26,7 @@ def capped_simplex(Q: NDArray[np.float64], cap: float = 1.0) -> NDArray[np.float
 
     for a Gram matrix ``Q`` of shape [N, N], singular or of any scale, and ``C = cap``. The answer, of shape [N], is
     feasible to rounding, with exact zeros and exact caps. Where several are optimal (they give the same ``Q @ alpha``),
-    identical clients count alike, and ``Q = 0`` gives the uniform answer.
+    identical clients count alike to about 1e-6, and ``Q = 0`` gives the uniform answer.
 
     >>> capped_simplex(np.diag([1.0, 3.0])).round(6).tolist()
     [0.75, 0.25]

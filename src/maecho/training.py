@@ -64,9 +64,8 @@ class LocalTraining:
             raise ValueError(f"LocalTraining: {type(model).__name__} has no parameter that asks for a gradient")
         device = parameters[0].device
         x, y = x.to(device), y.to(device)
-        # One fused kernel a step: measured up to 15% faster than the plain loop for the paper's MLP on a CPU.
         optimizer = torch.optim.SGD(
-            parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay, fused=True
+            parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
         model.train()
         with _global_rng_lent(rng, device):
@@ -84,7 +83,7 @@ class LocalTraining:
     def _epoch(self, model: nn.Module, optimizer: torch.optim.SGD, x: Tensor, y: Tensor, order: Tensor) -> float:
         """One pass in that order; the mean loss over examples."""
         total = torch.zeros((), device=x.device)
-        # One shuffled copy and then views: cheaper than gathering every batch by itself.
+        # One shuffled copy and then views, so that a step indexes nothing.
         for inputs, labels in zip(
             torch.split(x[order], self.batch_size), torch.split(y[order], self.batch_size), strict=True
         ):

@@ -1,0 +1,345 @@
+"""The experiment harness: one config of `experiments/` to one table beside the paper's.
+
+A run is one cell of a table with one seed: split the data, train the clients, gather their statistics, apply every
+method, test. Trained clients are cached by the hash of all that made them, so a new method costs no training. Results
+are written after every run; what is there already is not done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from maecho import data, files, networks, partition
+from maecho._version import __version__
+from maecho.aggregation import aggregate, choose
+from maecho.client import make_upload
+from maecho.errors import UploadError
+from maecho.evaluation import Ensemble, evaluate
+from maecho.training import LocalTraining
+from maecho.upload import Upload
+
+Cell = Mapping[str, Any]
+
+RECIPE = 1
+"""Raised when the way clients are split, initialised or trained changes, so that cached ones are not taken for new."""
+
+NOT_METHODS = ("local", "ensemble")
+"""Columns that are evaluations of the clients' own models."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One config file."""
+
+    name: str
+    title: str
+    data: str
+    network: str
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    """What differs from run to run: clients, beta, init ("same" or "different")."""
+    methods: Mapping[str, Mapping[str, Any]]
+    """Column -> method and options."""
+    training: LocalTraining = LocalTraining()
+    paper: Mapping[str, Any] = field(default_factory=dict)
+    """`table`, the `row` keys that find a cell in it, and `where` for the rest."""
+    quick: bool = False
+
+    @classmethod
+    def load(cls, name: str, quick: bool = False) -> Experiment:
+        """A config by name from `experiments/`, or by path. `quick`: the same on small data."""
+        path = find(name)
+        try:
+            raw = tomllib.loads(path.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise UploadError(f"{path} must be a TOML file, got: {error}") from error
+        changes = raw.pop("quick", {})
+        if quick:
+            raw |= {key: value for key, value in changes.items() if key != "training"}
+            raw["training"] = raw.get("training", {}) | changes.get("training", {})
+        try:
+            experiment = cls(
+                name=path.stem,
+                title=raw["title"],
+                data=raw["data"],
+                network=raw["network"],
+                seeds=tuple(raw["seeds"]),
+                cells=tuple(raw["cells"]),
+                methods=raw["methods"],
+                training=LocalTraining(**raw.get("training", {})),
+                paper=raw.get("paper", {}),
+                quick=quick,
+            )
+            for options in experiment.methods.values():
+                if options["method"] not in NOT_METHODS:
+                    choose(**options)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UploadError(f"{path} must describe an experiment, got a mistake at {error}") from error
+        return experiment
+
+
+def folder() -> Path:
+    """Where the configs are: beside the source in a checkout, inside the package when installed from a wheel."""
+    here = Path(__file__).resolve().parent
+    checkout = here.parent.parent / "experiments"
+    return checkout if checkout.is_dir() else here / "experiments"
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def find(name: str) -> Path:
+    path = Path(name) if name.endswith(".toml") else folder() / f"{name}.toml"
+    if not path.is_file():
+        raise UploadError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
+    return path
+
+
+def results_path(experiment: Experiment, out: Path | None = None) -> Path:
+    """By default beside the configs of a checkout, otherwise in the current folder."""
+    if out is None:
+        out = folder() / "results" if (folder() / "results").is_dir() else Path("maecho-results")
+    return out / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
+
+
+def reproduce(
+    experiment: Experiment,
+    out: Path | None = None,
+    jobs: int = 1,
+    device: str = "cpu",
+    on_run: Callable[[int, int, dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Do every run that is not done yet; the results, as they are on disk.
+
+    `on_run` is told the number of finished runs, the number of all, and the run just finished.
+    """
+    path = results_path(experiment, out)
+    results = _read_results(path, experiment)
+    todo = []
+    for cell in experiment.cells:
+        for seed in experiment.seeds:
+            old = next((r for r in results["runs"] if r["cell"] == cell and r["seed"] == seed), None)
+            if old is None or _columns_to_do(experiment, old):
+                todo.append((cell, seed, old))
+    done = len(experiment.cells) * len(experiment.seeds) - len(todo)
+    for run in _all(experiment, todo, jobs, device):
+        same = [r for r in results["runs"] if not (r["cell"] == run["cell"] and r["seed"] == run["seed"])]
+        order = {json.dumps(cell, sort_keys=True): i for i, cell in enumerate(experiment.cells)}
+        results["runs"] = sorted(
+            [*same, run], key=lambda r: (order.get(json.dumps(r["cell"], sort_keys=True), len(order)), r["seed"])
+        )
+        files.write_json(path, results)
+        done += 1
+        if on_run:
+            on_run(done, len(experiment.cells) * len(experiment.seeds), run)
+    return results
+
+
+def _read_results(path: Path, experiment: Experiment) -> dict[str, Any]:
+    fresh = {"experiment": experiment.name, "title": experiment.title, "quick": experiment.quick, "runs": []}
+    if not path.exists():
+        return fresh
+    try:
+        old = json.loads(path.read_text())
+        kept = [run for run in old["runs"] if run["made_of"] == _made_of(experiment, run["cell"], run["seed"])]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UploadError(f"{path} must hold results of {experiment.name}, got something else; move it away") from error
+    return {**fresh, "runs": kept}
+
+
+def _columns_to_do(experiment: Experiment, old: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    done = old["columns"] if old else {}
+    return {c: dict(o) for c, o in experiment.methods.items() if done.get(c, {}).get("options") != dict(o)}
+
+
+def _all(
+    experiment: Experiment, todo: list[tuple[Cell, int, dict[str, Any] | None]], jobs: int, device: str
+) -> Iterator[dict[str, Any]]:
+    """Runs as they finish, in so many processes of one thread each."""
+    if jobs <= 1:
+        for cell, seed, old in todo:
+            yield run_cell(experiment, cell, seed, old, device)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures: list[Future[dict[str, Any]]] = [
+            pool.submit(run_cell, experiment, cell, seed, old, device) for cell, seed, old in todo
+        ]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run_cell(
+    experiment: Experiment, cell: Cell, seed: int, old: dict[str, Any] | None = None, device: str = "cpu"
+) -> dict[str, Any]:
+    """One run; of an old one only the columns that are missing or have changed."""
+    columns = _columns_to_do(experiment, old)
+    dataset = data.load(experiment.data)
+    parts = partition.dirichlet(
+        dataset.y_train.numpy(), cell["clients"], cell["beta"], np.random.default_rng([seed, cell["clients"]])
+    )
+    began = time.perf_counter()
+    models = _train(experiment, cell, seed, dataset, parts, device)
+    trained = time.perf_counter()
+    needs = {"classes"}
+    for options in columns.values():
+        if options["method"] not in NOT_METHODS:
+            needs |= choose(**options)[1].needs
+    uploads = []
+    for i, (model, part) in enumerate(zip(models, parts, strict=True)):
+        x, y = _take(dataset, part)
+        order = torch.Generator().manual_seed(_seed("batches", seed, i))
+        batches = data.batches(x, y, experiment.training.batch_size, order)
+        uploads.append(make_upload(model, batches, f"client-{i:02}", sorted(needs), rank=None, progress=False))
+    gathered = time.perf_counter()
+    test = data.batches(dataset.x_test, dataset.y_test, 1000)
+    found = {}
+    for column, options in columns.items():
+        began_column = time.perf_counter()
+        model = _apply(experiment, options, models, uploads)
+        seconds = time.perf_counter() - began_column
+        found[column] = {"options": dict(options), "accuracy": _accuracy(model, test), "seconds": round(seconds, 4)}
+    kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
+    return {
+        "cell": dict(cell),
+        "seed": seed,
+        "made_of": _made_of(experiment, cell, seed),
+        "partition": partition.class_counts(dataset.y_train.numpy(), parts, dataset.classes).tolist(),
+        "columns": {column: ({**kept, **found})[column] for column in experiment.methods},
+        "seconds": {"training": round(trained - began, 2), "statistics": round(gathered - trained, 2)},
+        "device": device if device == "cpu" else torch.cuda.get_device_name(),
+        "versions": {
+            "maecho": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _apply(
+    experiment: Experiment, options: Mapping[str, Any], models: list[nn.Module], uploads: list[Upload]
+) -> nn.Module | list[nn.Module]:
+    if options["method"] == "local":
+        return models
+    if options["method"] == "ensemble":
+        counts = [upload.class_counts for upload in uploads if upload.class_counts is not None]
+        return Ensemble(models, options.get("by", "probabilities"), counts)
+    model = networks.build(experiment.network, torch.Generator().manual_seed(0))
+    model.load_state_dict(aggregate(uploads, **options))
+    return model
+
+
+def _accuracy(model: nn.Module | list[nn.Module], test: data.Batches) -> float:
+    """In per cent; of several models the mean."""
+    each = [evaluate(one, test, progress=False).accuracy for one in (model if isinstance(model, list) else [model])]
+    return round(100 * statistics.fmean(each), 2)
+
+
+def _train(
+    experiment: Experiment, cell: Cell, seed: int, dataset: data.Dataset, parts: list[np.ndarray], device: str
+) -> list[nn.Module]:
+    """Every client's model, from the cache where it is there."""
+    models = []
+    for i, part in enumerate(parts):
+        start = "all" if cell.get("init", "same") == "same" else i
+        model = networks.build(experiment.network, torch.Generator().manual_seed(_seed("init", seed, start)))
+        path = cache_folder() / "clients" / f"{_digest(_made_of(experiment, cell, seed), i)}.safetensors"
+        about = {"recipe": {"experiment": experiment.name, "cell": dict(cell), "seed": seed, "client": i}}
+        if path.exists():
+            with contextlib.suppress(UploadError):  # a damaged cache file is made again
+                files.read_about(path, "model")
+                model.load_state_dict(files.read_tensors(path))
+                models.append(model.eval())
+                continue
+        x, y = _take(dataset, part)
+        model.to(device)
+        experiment.training(model, x, y, torch.Generator().manual_seed(_seed("training", seed, i)))
+        models.append(model.cpu())
+        files.write_tensors(path, "model", model.state_dict(), about)
+    return models
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("MAECHO_CACHE") or Path.home() / ".cache" / "maecho")
+
+
+def _made_of(experiment: Experiment, cell: Cell, seed: int) -> str:
+    """Hash of all that decides what the clients are; methods do not."""
+    return _digest(
+        RECIPE, experiment.data, experiment.network, repr(experiment.training), json.dumps(cell, sort_keys=True), seed
+    )
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()[:20]
+
+
+def _seed(*parts: object) -> int:
+    """Streams of random numbers that have nothing to do with each other."""
+    return int(_digest(*parts)[:12], 16)
+
+
+def _take(dataset: data.Dataset, part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    index = torch.from_numpy(np.asarray(part))
+    return dataset.x_train[index], dataset.y_train[index]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One column of one cell over seeds, and what the paper says."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    paper: float | None
+
+
+def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
+    """Mean and spread over seeds for every cell that has runs."""
+    published = json.loads((folder() / "paper.json").read_text()) if experiment.paper else {}
+    rows = published[experiment.paper["table"]]["rows"] if experiment.paper and not experiment.quick else []
+    table = []
+    for cell in experiment.cells:
+        runs = [run for run in results["runs"] if run["cell"] == cell]
+        if not runs:
+            continue
+        fixed = {**{key: cell[key] for key in experiment.paper.get("row", ())}, **experiment.paper.get("where", {})}
+        row = next((r for r in rows if all(_same(r.get(k), v) for k, v in fixed.items())), {})
+        figures = {}
+        for column in experiment.methods:
+            values = [run["columns"][column]["accuracy"] for run in runs]
+            figures[column] = Figure(statistics.fmean(values), min(values), max(values), len(values), row.get(column))
+        table.append((cell, figures))
+    return table
+
+
+def _same(published: Any, ours: Any) -> bool:
+    """Table 4 writes "diff" for what we call different."""
+    return published == ours or (published, ours) == ("diff", "different")
+
+
+def with_seeds(experiment: Experiment, seeds: tuple[int, ...]) -> Experiment:
+    return replace(experiment, seeds=seeds)
