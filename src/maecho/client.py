@@ -27,7 +27,7 @@ def make_upload(
     Args:
         model: the trained model. It comes back as it was.
         batches: (inputs, labels), (inputs, anything) or inputs alone, gone through once. The projector of the paper's
-            release is made of the means of batches; they should hold at most 64 examples as there (larger ones are cut).
+            release is made of means of batches of 64 examples; larger batches are cut into such.
         client: the client's name, unlike the others'.
         statistics: which of "gram", "projector", "classes", "moments" to send; by default all, so that every one-shot
             method can be used.
@@ -44,7 +44,7 @@ def make_upload(
     architecture = layers.read(model)
     if architecture.unknown:
         warnings.warn(
-            f"averaged without statistics, since maecho does not know them as matrices: {', '.join(architecture.unknown)}",
+            f"averaged without statistics, not being known as matrices: {', '.join(architecture.unknown)}",
             stacklevel=2,
         )
     weights = _weights(model, architecture, client)
@@ -80,7 +80,9 @@ def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -
     weights = {}
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
-            raise UploadError(f"{client}: every entry of the state_dict must be a tensor, got {name!r}: {type(value).__name__}")
+            raise UploadError(
+                f"{client}: every entry of the state_dict must be a tensor, got {name!r}: {type(value).__name__}"
+            )
         if name not in architecture.aliases:
             weights[name] = value.detach().to("cpu", copy=True)
     return weights

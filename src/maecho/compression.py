@@ -87,7 +87,7 @@ def _ranks_that_fit(upload: Upload, size: Size) -> dict[int, int]:
             f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
         )
     room -= fixed
-    ranks = {}
+    ranks: dict[int, int] = {}
     kinds.sort(key=_bytes)
     for left, spectra in zip(range(len(kinds), 0, -1), kinds, strict=True):
         share = _share_that_fits(spectra, room / left)

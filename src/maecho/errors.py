@@ -2,4 +2,4 @@
 
 
 class UploadError(ValueError):
-    """An upload, a file or a set of clients that cannot be used; the message is one sentence for the person who sent it."""
+    """An upload, a file or a set of clients that cannot be used, in one sentence for the person who sent it."""

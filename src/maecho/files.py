@@ -66,7 +66,9 @@ def read_about(path: Path, kind: str) -> dict[str, Any]:
         about = json.loads(header[KEY])
         found, version = about["kind"], about["version"]
     except (KeyError, TypeError, ValueError) as error:
-        raise UploadError(f"{path} must be a maecho {kind}, got a safetensors file that maecho did not write") from error
+        raise UploadError(
+            f"{path} must be a maecho {kind}, got a safetensors file that maecho did not write"
+        ) from error
     if found != kind:
         raise UploadError(f"{path} must be a maecho {kind}, got a maecho {found}")
     if not isinstance(version, int) or version > VERSION:
@@ -81,6 +83,17 @@ def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda name: True) 
             return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118 (no iterator)
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, error) from error
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """The weights of any safetensors file: an upload's are under their prefix, with tied names beside."""
+    tensors = read_tensors(path)
+    try:
+        about = read_about(path, "upload")
+    except UploadError:
+        return tensors
+    weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
+    return weights | {name: weights[kept] for name, kept in about["aliases"].items()}
 
 
 def _unreadable(path: Path, error: Exception) -> UploadError:

@@ -36,7 +36,9 @@ def forward(model: nn.Module, batches: Iterable[Any], label: str, progress: bool
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with _evaluating(model):
         for batch in track(batches, label, show=progress):
-            x, y = (batch[0], batch[1] if len(batch) > 1 else None) if isinstance(batch, tuple | list) else (batch, None)
+            x, y = (
+                (batch[0], batch[1] if len(batch) > 1 else None) if isinstance(batch, tuple | list) else (batch, None)
+            )
             size = len(next(iter(x.values())) if isinstance(x, Mapping) else x)
             if size:
                 with torch.no_grad():

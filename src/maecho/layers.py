@@ -1,8 +1,8 @@
 """One view of every layer: a matrix whose rows are neurons and whose columns are inputs.
 
-A client's half (`rows`) turns what reaches a module into the rows that its matrix multiplies; the server's half (`Layer`)
-is plain data that travels with the weights and says how they are read as matrices [groups, out, in]. A bias is one more
-column, whose input is always 1. Nothing after this module asks what kind of layer it holds.
+A client's half (`rows`) turns what reaches a module into the rows that its matrix multiplies; the server's half
+(`Layer`) is plain data that travels with the weights and says how they are read as matrices [groups, out, in]. A bias
+is one more column, whose input is always 1. Nothing after this module asks what kind of layer it holds.
 
 To add a kind: register it with `rows`, and with `_layer` if its parameters are not called weight and bias.
 """
@@ -16,8 +16,8 @@ from functools import singledispatch
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -72,7 +72,7 @@ class Layer:
 
 @singledispatch
 def rows(module: nn.Module, x: Tensor) -> Tensor:
-    """The rows [groups, n, in] that this module's weight multiplies when x comes in; integers [1, n] are one-hot rows."""
+    """The rows [groups, n, in] that this module's weight multiplies when x comes in; integers [1, n]: one-hot rows."""
     raise TypeError(f"{type(module).__name__} is not known as a matrix")
 
 
@@ -91,7 +91,7 @@ def _(module: nn.Embedding, x: Tensor) -> Tensor:
 @rows.register(nn.Conv3d)
 def _(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return _patches(module, F.pad(_batched(module, x), _padding(module), mode=mode), module.stride)
+    return _patches(module, functional.pad(_batched(module, x), _padding(module), mode=mode), module.stride)
 
 
 def mean_rows(module: nn.Module, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def _batched(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
 
 
 def _padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
-    """In the order of F.pad: last axis first, before and after."""
+    """In the order of pad: last axis first, before and after."""
     sizes = list(zip(module.kernel_size, module.dilation, strict=True))
     if module.padding == "same":
         both = [(d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2) for k, d in sizes]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ PATIENCE = 2.0
 
 def track(items: Iterable[T], label: str, total: int | None = None, show: bool | None = None) -> Iterator[T]:
     """Pass items on; show a bar once it has taken `PATIENCE` seconds. `show` None: only if stderr is a terminal."""
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     if not (sys.stderr.isatty() if show is None else show):
         yield from items

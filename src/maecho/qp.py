@@ -12,7 +12,7 @@ _GRAM_RTOL = 1e-6
 
 # DAQP is an active-set method for a positive definite Q. A positive `eps_prox` adds a proximal term and repeats until
 # stationarity is below `eta_prox`, so Q may be singular, or have eigenvalues that rounding made negative. A smaller
-# term is badly conditioned for `primal_tol`; a larger one needs more rounds. Both ends were measured a decade away.
+# term is badly conditioned for `primal_tol`; a larger one needs more rounds (a decade either way also works).
 _SETTINGS = {"eps_prox": 1e-5, "eta_prox": 1e-10, "primal_tol": 1e-9, "iter_limit": 100_000}
 _OPTIMAL, _EQUALITY = 1, 5  # DAQP's codes for an exit and for a constraint
 _ON_BOUND = 2 * _SETTINGS["primal_tol"]

@@ -17,7 +17,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Experiment:
     """What differs from run to run: clients, beta, init ("same" or "different")."""
     methods: Mapping[str, Mapping[str, Any]]
     """Column -> method and options."""
-    training: LocalTraining = LocalTraining()
+    training: LocalTraining = field(default_factory=LocalTraining)
     paper: Mapping[str, Any] = field(default_factory=dict)
     """`table`, the `row` keys that find a cell in it, and `where` for the rest."""
     quick: bool = False
@@ -178,7 +178,9 @@ def _all(
         for cell, seed, old in todo:
             yield run_cell(experiment, cell, seed, old, device)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         futures: list[Future[dict[str, Any]]] = [
             pool.submit(run_cell, experiment, cell, seed, old, device) for cell, seed, old in todo
         ]
@@ -217,9 +219,9 @@ def run_cell(
     found = {}
     for column, options in columns.items():
         began_column = time.perf_counter()
-        model = _apply(experiment, options, models, uploads)
+        made = _apply(experiment, options, models, uploads)
         seconds = time.perf_counter() - began_column
-        found[column] = {"options": dict(options), "accuracy": _accuracy(model, test), "seconds": round(seconds, 4)}
+        found[column] = {"options": dict(options), "accuracy": _accuracy(made, test), "seconds": round(seconds, 4)}
     kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
     return {
         "cell": dict(cell),
@@ -327,7 +329,7 @@ def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[
         if not runs:
             continue
         fixed = {**{key: cell[key] for key in experiment.paper.get("row", ())}, **experiment.paper.get("where", {})}
-        row = next((r for r in rows if all(_same(r.get(k), v) for k, v in fixed.items())), {})
+        row: dict[str, Any] = next((r for r in rows if all(_same(r.get(k), v) for k, v in fixed.items())), {})
         figures = {}
         for column in experiment.methods:
             values = [run["columns"][column]["accuracy"] for run in runs]
@@ -339,7 +341,3 @@ def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[
 def _same(published: Any, ours: Any) -> bool:
     """Table 4 writes "diff" for what we call different."""
     return published == ours or (published, ours) == ("diff", "different")
-
-
-def with_seeds(experiment: Experiment, seeds: tuple[int, ...]) -> Experiment:
-    return replace(experiment, seeds=seeds)

@@ -114,7 +114,7 @@ class Spectrum:
         return self.map(lambda s: s / (s + z))
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Spectrum:
-        """The basis in another dtype, both on another device. Eigenvalues stay in float64: 1 − s must not round to 0."""
+        """The basis in another dtype, both on another device. Eigenvalues stay float64: 1 − s must not round to 0."""
         basis = None if self.basis is None else self.basis.to(dtype=dtype, device=device)
         return Spectrum(self.values.to(device=device), basis)
 
@@ -189,7 +189,10 @@ def divide(B: Float[Tensor, "g o d"], A: Tensor) -> Float[Tensor, "g o d"]:
     if not info.any():
         pivots = factor.diagonal(dim1=-2, dim2=-1)
         if float((pivots.amin(-1) / pivots.amax(-1)).min()) > 1e-6:
-            return torch.cholesky_solve(B.mT, factor).mT
+            solved: Tensor = torch.cholesky_solve(B.mT, factor).mT
+            return solved
+    s: Tensor
+    U: Tensor
     s, U = torch.linalg.eigh((A + A.mT) / 2)
     floor = s.amax(-1, keepdim=True).clamp(min=0) * A.shape[-1] * torch.finfo(A.dtype).eps
     inverse = torch.where(s > floor, 1 / s.where(s > floor, torch.ones_like(s)), torch.zeros_like(s))

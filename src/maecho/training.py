@@ -89,7 +89,7 @@ class LocalTraining:
         ):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(inputs), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             # Summed where it is: reading it here would make a GPU wait after every step.
             total += loss.detach() * len(labels)

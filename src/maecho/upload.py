@@ -119,7 +119,7 @@ class Upload:
 
     @classmethod
     def load(cls, path: str | Path, only: Collection[str] | None = None) -> Upload:
-        """Read a file; with `only`, of the statistics just these. Raises UploadError for anything but a sound upload."""
+        """Read a file; with `only`, of the statistics just these. Raises UploadError unless it is a sound upload."""
         path = Path(path)
         about = files.read_about(path, "upload")
         kept = None if only is None else {"weights", "classes", *only}
@@ -142,7 +142,9 @@ class Upload:
         except UploadError as error:
             raise UploadError(f"{path}: {error}") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise UploadError(f"{path} must be a maecho upload, got one whose parts do not fit together ({error})") from error
+            raise UploadError(
+                f"{path} must be a maecho upload, got one whose parts do not fit together ({error})"
+            ) from error
         if upload.fingerprint != about["fingerprint"]:
             raise UploadError(
                 f"{path}: {upload.client}'s weights must be of the architecture {about['fingerprint']} that the file "
@@ -158,7 +160,9 @@ def _spectrum_tensors(key: str, spectrum: Spectrum) -> dict[str, Tensor]:
 
 def _read_spectra(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Spectrum]:
     ends = (f"{kind}/", "/values")
-    names = [k.removeprefix(ends[0]).removesuffix(ends[1]) for k in tensors if k.startswith(ends[0]) and k.endswith(ends[1])]
+    names = [
+        k.removeprefix(ends[0]).removesuffix(ends[1]) for k in tensors if k.startswith(ends[0]) and k.endswith(ends[1])
+    ]
     return {n: Spectrum(tensors[f"{kind}/{n}/values"], tensors.get(f"{kind}/{n}/basis")) for n in names}
 
 
@@ -183,9 +187,9 @@ def _check_weights(upload: Upload) -> None:
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise UploadError(f"{upload.client}: weight {name!r} must be finite, got NaN or infinity")
     for layer in upload.layers:
-        for name in (layer.weight, layer.bias):
-            if name is not None and name not in upload.weights:
-                raise UploadError(f"{upload.client}: layer {layer.name!r} must have its weight {name!r}, got none")
+        for part in (layer.weight, layer.bias):
+            if part is not None and part not in upload.weights:
+                raise UploadError(f"{upload.client}: layer {layer.name!r} must have its weight {part!r}, got none")
 
 
 def _check_spectra(upload: Upload, kind: str, largest: float) -> None:
@@ -194,8 +198,8 @@ def _check_spectra(upload: Upload, kind: str, largest: float) -> None:
         return
     layers = {layer.name: layer for layer in upload.layers}
     for name in layers.keys() ^ spectra.keys():
-        got, expected = ("none", "one") if name in layers else ("one", "no such layer")
-        raise UploadError(f"{upload.client}: {kind} of {name!r}: expected {expected}, got {got}")
+        expected, came = ("one", "none") if name in layers else ("none, there is no such layer", "one")
+        raise UploadError(f"{upload.client}: {kind} of {name!r}: expected {expected}, got {came}")
     for name, found in spectra.items():
         if isinstance(found, Tensor):
             found = spectra[name] = _from_dense(upload.client, kind, name, found)
@@ -227,7 +231,9 @@ def _check_classes(upload: Upload) -> None:
     if counts is None:
         return
     if counts.dim() != 1 or counts.is_floating_point() or bool((counts < 0).any()):
-        raise UploadError(f"{upload.client}: class counts must be one whole number a class, none negative, got {counts}")
+        raise UploadError(
+            f"{upload.client}: class counts must be one whole number a class, none negative, got {counts}"
+        )
     if int(counts.sum()) != upload.examples:
         raise UploadError(
             f"{upload.client}: class counts must sum to its {upload.examples} examples, got {int(counts.sum())}"

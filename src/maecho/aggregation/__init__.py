@@ -24,7 +24,7 @@ __all__ = ["METHODS", "FedAvg", "Iteration", "MAEcho", "Merged", "Method", "RegM
 
 
 def choose(method: str | Method, **options: Any) -> tuple[str, Method]:
-    """A method by name or as it is, with options changed. Raises ValueError for a name or an option that is not there."""
+    """A method by name or as it is, with options changed. Raises ValueError for a name or option that is not there."""
     if not isinstance(method, str):
         name = next((n for n, known in METHODS.items() if type(known) is type(method)), type(method).__name__)
         found = method

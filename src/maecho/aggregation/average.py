@@ -63,7 +63,9 @@ class ClassAwareHead:
     def add(self, upload: Upload) -> None:
         counts = upload.class_counts
         if upload.head is None or counts is None:
-            raise UploadError(f"{upload.client}: a class-aware head needs class counts and a last layer of one row a class")
+            raise UploadError(
+                f"{upload.client}: a class-aware head needs class counts and a last layer of one row a class"
+            )
         W = next(layer for layer in upload.layers if layer.name == upload.head).matrix(upload.weights).double()
         weight = (counts >= HOLDS).double()
         if self.weighting == "examples":

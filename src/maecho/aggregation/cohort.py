@@ -33,7 +33,9 @@ class Cohort(Sequence[Upload]):
         for index, about in enumerate(abouts):
             client = about["client"]
             if client in seen:
-                raise UploadError(f"{client}: every client must come once, got it twice ({seen[client]} and {about['place']})")
+                raise UploadError(
+                    f"{client}: every client must come once, got it twice ({seen[client]} and {about['place']})"
+                )
             seen[client] = about["place"]
             for name in sorted(self._needs - set(about["statistics"])):
                 raise UploadError(

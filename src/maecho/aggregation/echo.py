@@ -91,7 +91,7 @@ class Columns:
     def back(self, E: Float[Tensor, "g o columns"]) -> Float[Tensor, "g o d"]:
         """E Uᵀ."""
         if self._U is None:
-            return E.unflatten(-1, (len(self.ranks), -1)).sum(-2)
+            return E.reshape(*E.shape[:-1], len(self.ranks), -1).sum(-2)
         return E @ self._U.mT
 
     def through(self, E: Float[Tensor, "g o columns"]) -> Float[Tensor, "g o columns"]:
@@ -107,16 +107,19 @@ class Columns:
 
     def one(self, E: Float[Tensor, "g o columns"], index: int) -> Float[Tensor, "g o d"]:
         """E_i U_iᵀ."""
-        own = E.split(self.ranks, -1)[index]
-        return own if self._U is None else own @ self._U.split(self.ranks, -1)[index].mT
+        own: Tensor = E.split(self.ranks, -1)[index]
+        if self._U is None:
+            return own
+        U: Tensor = self._U.split(self.ranks, -1)[index]
+        return own @ U.mT
 
     def gram(self, D: Float[Tensor, "g o columns"]) -> Float[Tensor, "clients clients"]:
-        """Inner products of the clients' gradients 2 D_i U_iᵀ."""
+        """Inner products of the clients' gradients 2 D_i U_iᵀ, in float64: a Gram matrix must look like one."""
+        D = D.double()
         if self._U is None:
-            parts = D.unflatten(-1, (len(self.ranks), -1)).transpose(-2, -3).flatten(-2)  # [g, N, o · d]
+            parts = D.reshape(*D.shape[:-1], len(self.ranks), -1).transpose(-2, -3).flatten(-2)  # [g, N, o · d]
             return 4 * (parts @ parts.mT).sum(0)
-        UU = self._U.mT @ self._U if self._UU is None else self._UU
-        products = ((D.mT @ D) * UU).sum(0)
+        products = ((D.mT @ D) * (self._U.mT @ self._U if self._UU is None else self._UU).double()).sum(0)
         n = len(self.ranks)
         rows = products.new_zeros(n, products.shape[1]).index_add_(0, self.owner, products)
         return 4 * products.new_zeros(n, n).index_add_(1, self.owner, rows)
@@ -189,7 +192,7 @@ class SeparateEcho:
         if steps.alpha is None:
             self._W = self._W - steps.pull * pulls.mean(0)
         else:
-            flat = pulls.reshape(n, -1)
+            flat = pulls.reshape(n, -1).double()
             alpha = steps.alpha(4 * flat @ flat.T).to(pulls)
             self._W = self._W - steps.pull * torch.einsum("n,ngod->god", alpha, pulls)
         for i, P in enumerate(self._P):

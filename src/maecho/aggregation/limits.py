@@ -60,4 +60,5 @@ class Limit:
         target = times(start, prior) + share * self._WK
         if total.shape[-2] != total.shape[-1]:
             return target / total
-        return torch.linalg.solve(total, target, left=False)
+        solved: Tensor = torch.linalg.solve(total, target, left=False)
+        return solved

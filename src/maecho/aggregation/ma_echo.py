@@ -47,7 +47,7 @@ class MAEcho:
         other forms, for which the paper gives none.
     normalise: Norm, each row of a client's step at unit length. None: as released, with convolutions only.
     mu: μ, how firmly V_i holds to what W_i does on its own data (printed and anchored forms).
-    alpha: weights of the clients: "uniform", or "qp" for Eq. (svm), which prefers the client with the smallest gradient.
+    alpha: weights of the clients: "uniform", or "qp" for Eq. (svm), which prefers clients with small gradients.
     cap: C, the largest weight that the quadratic program may give.
     projector: "batch-mean" (the release's recursion) or "exact" (G (G + zI)⁻¹). None: as the form has it.
     damping: z of the exact projector, as a share of the mean eigenvalue of G.
@@ -95,7 +95,9 @@ class MAEcho:
         if self.normalise and self.form == "anchored":
             raise ValueError("normalise must be off in the anchored form, which has no step of V_i to normalise")
         if self.solver == "limit" and (self.alpha == "qp" or self.normalise or self.watch):
-            raise ValueError("solver must be iterate with alpha='qp', normalise or watch: the limit is of the linear steps")
+            raise ValueError(
+                "solver must be iterate with alpha='qp', normalise or watch: the limit is of the linear steps"
+            )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -187,7 +189,9 @@ class _Gathered:
         self._mean, self._uniform = Mean("examples"), Mean("uniform")
         self._head = ClassAwareHead("uniform") if method.head == "class-aware" else None
         if self._head and first.head is None:
-            raise UploadError(f"{first.client}: a class-aware head needs class counts and a last layer of one row a class")
+            raise UploadError(
+                f"{first.client}: a class-aware head needs class counts and a last layer of one row a class"
+            )
         self._layers: list[Layer] = [x for x in first.layers if not (self._head and x.name == first.head)]
         self._silent = {layer.name for layer in self._layers}
         self._start: dict[str, Tensor] | None = None

@@ -17,7 +17,9 @@ from maecho.upload import Upload
 class Merged(dict[str, Tensor]):
     """A state_dict that knows how it was made."""
 
-    def __init__(self, weights: Mapping[str, Tensor], averaged: Iterable[str] = (), recipe: Mapping[str, Any] | None = None):
+    def __init__(
+        self, weights: Mapping[str, Tensor], averaged: Iterable[str] = (), recipe: Mapping[str, Any] | None = None
+    ):
         super().__init__(weights)
         self.averaged = tuple(averaged)
         """Names that have no input matrix, or none of whose inputs is known, and were only averaged."""

@@ -1,0 +1,37 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types unit benchmark clean
+
+demo: $(VENV)/.installed
+	$(BIN)/maecho demo
+
+test: lint types unit
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+# One thread: the suite is many small products, and on shared cores threads wait for each other.
+unit: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+benchmark: $(VENV)/.installed
+	$(BIN)/python benchmarks/ma_echo.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/qp.py
+
+# torch first and alone, at its pin: the CPU build where one is at hand.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis maecho-demo maecho-results

@@ -1,0 +1,5 @@
+"""`python -m maecho`"""
+
+from maecho.cli import main
+
+main()

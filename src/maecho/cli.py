@@ -1,0 +1,272 @@
+"""The command line: parse, call, write. Errors are one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from maecho import console, files, inspection, named, reproduce
+from maecho._version import __version__
+from maecho.aggregation import METHODS, aggregate, choose
+from maecho.client import make_upload
+from maecho.errors import UploadError
+from maecho.evaluation import Ensemble, evaluate
+from maecho.statistics import STATISTICS
+from maecho.upload import Upload
+
+app = typer.Typer(
+    help="One model out of many: one-shot federated learning without server-side training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
+Model = Annotated[
+    str, typer.Option(help="The network, as package.module:factory; the factory returns a torch.nn.Module.")
+]
+Data = Annotated[
+    str, typer.Option(help="The data, as package.module:factory; the factory returns (inputs, labels) batches.")
+]
+
+
+class By(StrEnum):
+    """How an ensemble's members are put together."""
+
+    logits = "logits"
+    probabilities = "probabilities"
+    class_aware = "class-aware"
+
+
+def main() -> None:
+    """Entry point. MAECHO_DEBUG=1 shows the traceback behind an error."""
+    try:
+        app()
+    except (ValueError, OSError, FloatingPointError) as error:
+        if os.environ.get("MAECHO_DEBUG"):
+            raise
+        text = " ".join(str(error).split())
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"maecho {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the uploads and the merged models.")] = Path("maecho-demo"),
+    clients: Annotated[int, typer.Option(min=1, help="Among how many clients the digits are split.")] = 5,
+    beta: Annotated[float, typer.Option(help="Dirichlet β: the smaller, the fewer classes a client has.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Of split, initialisation and training.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """The main job on scikit-learn's digits: split, train, upload, merge, compare.
+
+    Example: `maecho demo --out demo --clients 5 --beta 0.01`
+    """
+    from maecho.demo import demo as run  # scikit-learn takes a second to import
+
+    result = run(out, clients, beta, seed)
+    if as_json:
+        console.print_json(dataclasses.asdict(result))
+    else:
+        console.show_demo(result, out)
+
+
+@app.command()
+def upload(
+    model: Model,
+    data: Data,
+    client: Annotated[str, typer.Option(help="This client's name, unlike the others'.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Trained weights (safetensors). Without it the factory's model is taken as trained."),
+    ] = None,
+    statistics: Annotated[
+        str, typer.Option(help=f"Which statistics to send, separated by commas: {', '.join(STATISTICS)}.")
+    ] = ",".join(STATISTICS),
+    rank: Annotated[
+        str,
+        typer.Option(help='How far they are cut: a rank (64), a share of energy (0.999), a size (3x, "5 MB"), or all.'),
+    ] = "4x",
+    as_json: Json = False,
+) -> None:
+    """Make this client's upload file from its model and its data.
+
+    Example: `maecho upload --model clinic:network --weights a.safetensors --data clinic:train --client clinic-a --out
+    clinic-a.safetensors`
+    """
+    wanted = [name.strip() for name in statistics.split(",") if name.strip()]
+    made = make_upload(named.model(model, weights), named.batches(data), client, wanted, _rank(rank))
+    made.save(out)
+    _show_upload(out, as_json)
+
+
+@app.command("aggregate")
+def aggregate_(
+    uploads: Annotated[list[Path], typer.Argument(help="Upload files, one a client.")],
+    out: Annotated[Path, typer.Option(help="The merged model to write (safetensors).")],
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "ma-echo",
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option of the method, as name=value; `maecho methods` lists them."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Merge upload files into one model.
+
+    Example: `maecho aggregate clinic-*.safetensors --method ma-echo --set steps=60 --out merged.safetensors`
+    """
+    merged = aggregate(uploads, method, **_options_of(method, options or []))
+    merged.save(out)
+    if as_json:
+        console.print_json({"out": str(out), "averaged": merged.averaged, "recipe": merged.recipe})
+    else:
+        console.show_merged(merged, out)
+
+
+@app.command("evaluate")
+def evaluate_(
+    model: Model,
+    data: Data,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(help="A merged model, an upload or any safetensors state_dict; several times for an ensemble."),
+    ] = None,
+    by: Annotated[By, typer.Option(help="How an ensemble is put together.")] = By.probabilities,
+    as_json: Json = False,
+) -> None:
+    """Accuracy of a model, or of an ensemble of models, overall and per class.
+
+    Example: `maecho evaluate --model clinic:network --weights merged.safetensors --data clinic:test`
+    """
+    paths = weights or []
+    models = [named.model(model, path) for path in paths] or [named.model(model)]
+    chosen = models[0]
+    if len(models) > 1:
+        counts = [Upload.load(path, only=()).class_counts for path in paths] if by is By.class_aware else []
+        chosen = Ensemble(models, by.value, [c for c in counts if c is not None])
+    found = evaluate(chosen, named.batches(data))
+    if as_json:
+        per_class = [None if n == 0 else right / n for right, n in zip(found.correct, found.examples, strict=True)]
+        console.print_json({"accuracy": found.accuracy, "examples": sum(found.examples), "per_class": per_class})
+    else:
+        console.show_evaluation(found, "model" if len(models) == 1 else f"ensemble of {len(models)} by {by}")
+
+
+@app.command()
+def inspect(file: Annotated[Path, typer.Argument(help="An upload file.")], as_json: Json = False) -> None:
+    """What leaves a client: every tensor, its shape, bytes and rank, and in plain words what it can reveal.
+
+    Example: `maecho inspect clinic-a.safetensors`
+    """
+    _show_upload(file, as_json)
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """Every method, what it needs uploaded, and its options.
+
+    Example: `maecho methods`
+    """
+    if as_json:
+        console.print_json({name: {"needs": sorted(m.needs), "options": _defaults(m)} for name, m in METHODS.items()})
+    else:
+        console.show_methods({name: (m, _defaults(m)) for name, m in METHODS.items()})
+
+
+@app.command("reproduce")
+def reproduce_(
+    name: Annotated[str | None, typer.Argument(help="A config of experiments/, or the path of one.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The same on the embedded digits, in seconds.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of one thread.")] = 1,
+    device: Annotated[str, typer.Option(help="Where clients are trained: cpu or cuda.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; what is there is not done again.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A table of the paper, ours beside theirs. Without a name: which there are.
+
+    Stops and goes on where it stopped. Example: `maecho reproduce table-1 --jobs 2`
+    """
+    if name is None:
+        for known in reproduce.names():
+            print(f"{known}: {reproduce.Experiment.load(known).title}")
+        return
+    experiment = reproduce.Experiment.load(name, quick)
+    with console.run_progress(experiment.name) as on_run:
+        results = reproduce.reproduce(experiment, out, jobs, device, on_run)
+    if as_json:
+        console.print_json(results)
+    else:
+        console.show_results(
+            experiment, reproduce.summarise(experiment, results), reproduce.results_path(experiment, out)
+        )
+
+
+def _show_upload(path: Path, as_json: bool) -> None:
+    upload = Upload.load(path)
+    about = files.read_about(path, "upload")
+    if not as_json:
+        console.show_upload(upload, path, about)
+        return
+    console.print_json(
+        {
+            "file": str(path),
+            "bytes": path.stat().st_size,
+            **{key: about[key] for key in ("client", "examples", "fingerprint", "statistics", "recipe", "made_by")},
+            "tensors": [dataclasses.asdict(entry) for entry in inspection.entries(upload)],
+            "averaged": inspection.averaged(upload),
+            "reveals": {part: inspection.REVEALS[part] for part in ("weights", *sorted(upload.has))},
+            "warnings": inspection.warnings(upload),
+        }
+    )
+
+
+def _rank(text: str) -> int | float | str | None:
+    if text == "all":
+        return None
+    try:
+        number = json.loads(text)
+    except ValueError:
+        return text
+    return number if isinstance(number, int | float) else text
+
+
+def _defaults(method: Any) -> dict[str, Any]:
+    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.repr}
+
+
+def _options_of(method: str, texts: list[str]) -> dict[str, Any]:
+    """name=value, the value read as JSON where it is JSON (60, 0.5, true, null) and as text where it is not."""
+    choose(method)
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UploadError(f"--set must be name=value, got {text!r}")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options

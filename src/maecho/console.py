@@ -1,0 +1,149 @@
+"""Tables and bars for people. The one file that draws with `rich`, apart from the progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from maecho import inspection
+from maecho.aggregation import Merged, Method
+from maecho.evaluation import Evaluation
+from maecho.upload import Upload
+
+if TYPE_CHECKING:
+    from maecho.demo import Demo
+    from maecho.reproduce import Experiment, Figure
+
+out = Console()
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=1, default=str))
+
+
+def size(number: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+def show_demo(demo: Demo, folder: Path) -> None:
+    who = Table(title=f"The clients' uploads, in {folder}", title_justify="left")
+    who.add_column("file")
+    who.add_column("size", justify="right")
+    who.add_column("examples of class 0 … 9", no_wrap=True)
+    for path, written, counts in zip(demo.uploads, demo.upload_bytes, demo.class_counts, strict=True):
+        who.add_row(Path(path).name, size(written), " ".join(f"{c:3}" if c else "  ·" for c in counts))
+    out.print(who)
+    table = Table(title="Accuracy on all ten digits", title_justify="left")
+    table.add_column("model")
+    for column in ("accuracy", "seconds"):
+        table.add_column(column, justify="right")
+    table.add_column("file")
+    for row in demo.rows:
+        seconds = f"{row.seconds:.3f}" if row.seconds else ""
+        table.add_row(row.name, f"{100 * row.accuracy:.1f} %", seconds, Path(row.file).name if row.file else "")
+    out.print(table)
+    out.print(f"What leaves a client: [bold]maecho inspect {folder / 'client-0.safetensors'}[/bold]")
+
+
+def show_upload(upload: Upload, path: Path, about: Mapping[str, Any]) -> None:
+    total = path.stat().st_size
+    out.print(
+        f"[bold]{path}[/bold]: upload of [bold]{upload.client}[/bold], {upload.examples:,} examples, {size(total)}, "
+        f"architecture {about['fingerprint']}, {about['made_by']}"
+    )
+    table = Table()
+    for column in ("part", "tensor", "shape", "dtype", "rank", "bytes"):
+        table.add_column(column, justify="right" if column in ("rank", "bytes") else "left")
+    for entry in inspection.entries(upload):
+        rank = "" if entry.rank is None else str(entry.rank)
+        shape = " x ".join(map(str, entry.shape)) or "scalar"
+        table.add_row(entry.part, entry.name, shape, entry.dtype, rank, f"{entry.bytes:,}")
+    table.add_section()
+    table.add_row("total", "", "", "", "", f"{sum(entry.bytes for entry in inspection.entries(upload)):,}")
+    out.print(table)
+    averaged = inspection.averaged(upload)
+    if averaged:
+        out.print(f"Only averaged, without an input matrix: {', '.join(averaged)}")
+    for what, why in upload.recipe.get("not_sent", {}).items():
+        out.print(f"Not sent: {what}, since {why}")
+    out.print("\n[bold]What it can reveal[/bold]")
+    for part in ("weights", *sorted(upload.has)):
+        out.print(f"  [bold]{part}[/bold]: {inspection.REVEALS[part]}")
+    for warning in inspection.warnings(upload):
+        out.print(f"  [bold yellow]Mind:[/bold yellow] {warning}.")
+
+
+def show_merged(merged: Merged, path: Path) -> None:
+    recipe = merged.recipe
+    out.print(f"[bold]{path}[/bold]: {recipe['clients']} clients by {recipe['options']} in {recipe['seconds']} s")
+    if merged.averaged:
+        out.print(f"Only averaged: {', '.join(merged.averaged)}")
+
+
+def show_evaluation(found: Evaluation, what: str) -> None:
+    table = Table(title=f"Accuracy of the {what}", title_justify="left")
+    for column in ("class", "examples", "accuracy"):
+        table.add_column(column, justify="right")
+    for label, (n, share) in enumerate(zip(found.examples, found.per_class, strict=True)):
+        table.add_row(str(label), str(n), "no example" if n == 0 else f"{100 * share:.2f} %")
+    table.add_section()
+    table.add_row("all", str(sum(found.examples)), f"{100 * found.accuracy:.2f} %")
+    out.print(table)
+
+
+def show_methods(methods: Mapping[str, tuple[Method, Mapping[str, Any]]]) -> None:
+    table = Table(show_lines=True)
+    for column in ("method", "needs uploaded, beside the weights", "options and their defaults"):
+        table.add_column(column)
+    for name, (method, defaults) in methods.items():
+        options = "\n".join(f"{option} = {value}" for option, value in defaults.items())
+        table.add_row(name, ", ".join(sorted(method.needs)) or "nothing", options)
+    out.print(table)
+    out.print("Change an option with --set, e.g. [bold]maecho aggregate … --method ma-echo --set steps=30[/bold]")
+
+
+@contextlib.contextmanager
+def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], None]]:
+    """A bar of finished runs on stderr, with the cell that finished last."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=None)
+
+        def on_run(done: int, total: int, run: dict[str, Any]) -> None:
+            cell = " ".join(f"{key}={value}" for key, value in run["cell"].items())
+            bar.update(task, total=total, completed=done, description=f"{name}: {cell} seed={run['seed']}")
+
+        yield on_run
+
+
+def show_results(
+    experiment: Experiment, table: Sequence[tuple[Mapping[str, Any], Mapping[str, Figure]]], path: Path
+) -> None:
+    """Ours: mean and range over seeds; the paper's figure in brackets beside it."""
+    quick = " (quick: digits instead of the paper's data)" if experiment.quick else ""
+    drawn = Table(
+        title=f"{experiment.title}{quick}", title_justify="left", caption="mean over seeds, low–high, [paper]"
+    )
+    drawn.add_column("cell")
+    for column in experiment.methods:
+        drawn.add_column(column, justify="right")
+    for cell, figures in table:
+        texts = []
+        for figure in figures.values():
+            published = "" if figure.paper is None else f" \\[{figure.paper:.1f}]"
+            texts.append(f"{figure.mean:.1f}{published}\n[dim]{figure.low:.1f}–{figure.high:.1f}[/dim]")
+        drawn.add_row(", ".join(f"{key} {value}" for key, value in cell.items()), *texts)
+    out.print(drawn)
+    out.print(f"Accuracy in per cent. Every run, with partition, seconds and versions: {path}")

@@ -1,0 +1,81 @@
+"""What leaves a client, said so that a person can decide whether to send it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from maecho.moments import NO_CLASS
+from maecho.spectra import Spectrum
+from maecho.upload import Upload
+
+REVEALS = {
+    "weights": "The trained model. Like any shared model it can be probed for whether an example was in its training "
+    "data, and it can hold traces of rare ones.",
+    "gram": "Sums of products of a layer's inputs. At the first layer these are pixels or features themselves: which "
+    "occur together, and how strongly. With fewer examples than inputs, the span of the examples is known exactly.",
+    "projector": "Directions in which batch means of a layer's inputs lie. At the first layer the leading ones look "
+    "like average inputs.",
+    "classes": "How many examples of each class the client has.",
+    "moments": "The average raw input of every class and how inputs vary around it. For aligned images the averages "
+    "are recognisable pictures. An average of one example is that example.",
+}
+"""In plain words, what each part can reveal."""
+
+FEW = 10
+"""Examples of a class up to which its mean says much about single ones."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of an upload."""
+
+    part: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    rank: int | None
+    """Directions kept, of how many inputs is the first axis of the basis; None for a plain tensor."""
+
+
+def entries(upload: Upload) -> list[Entry]:
+    """Every tensor that travels."""
+    ranks: dict[str, Spectrum] = {f"gram/{name}": s for name, s in upload.grams.items()}
+    ranks |= {f"projector/{name}": s for name, s in upload.projectors.items()}
+    if upload.moments is not None:
+        ranks["moments/covariances"] = upload.moments.covariances
+
+    def entry(key: str, tensor: Tensor) -> Entry:
+        part, _, name = key.partition("/")
+        spectrum = ranks.get(key.rpartition("/")[0])
+        size = tensor.numel() * tensor.element_size()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Entry(part, name or part, tuple(tensor.shape), dtype, size, None if spectrum is None else spectrum.rank)
+
+    return [entry(key, tensor) for key, tensor in upload.tensors().items()]
+
+
+def averaged(upload: Upload) -> list[str]:
+    """Names that have no input matrix: every method only averages them."""
+    merged = {name for layer in upload.layers for name in (layer.weight, layer.bias)}
+    return [name for name in upload.weights if name not in merged]
+
+
+def warnings(upload: Upload) -> list[str]:
+    """What the sender should think about first."""
+    found = []
+    if upload.moments is not None:
+        for label, count in zip(upload.moments.classes.tolist(), upload.moments.counts.tolist(), strict=True):
+            which = "the data" if label == NO_CLASS else f"class {label}"
+            if count == 1:
+                found.append(f"{which} has 1 example: its mean IS that example")
+            elif count <= FEW:
+                found.append(f"{which} has only {count} examples: its mean and covariance nearly are those examples")
+    thin = [name for name, gram in upload.grams.items() if gram.basis is not None and upload.examples < gram.width]
+    if thin:
+        found.append(
+            f"fewer examples ({upload.examples}) than inputs at {', '.join(thin)}: the Gram spans just those examples"
+        )
+    return found
