@@ -56,7 +56,7 @@ def assemble(
     `silent` are layers of which no client saw an input.
     """
     layers: dict[str, Layer] = {layer.name: layer for layer in like.layers}
-    out = {name: plain[name].to(tensor.dtype) for name, tensor in like.weights.items()}
+    out = {name: plain[name].to(tensor.dtype, copy=True) for name, tensor in like.weights.items()}
     merged: set[str] = set()
     for name, matrix in matrices.items():
         parts = layers[name].write(matrix, like.weights)

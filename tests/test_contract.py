@@ -1,0 +1,155 @@
+"""What every row of METHODS owes its users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import batches, clients, network
+from torch import Tensor, nn
+
+import maecho
+from maecho.aggregation import FedAvg, MAEcho, RegMean
+from maecho.client import make_upload
+
+EVERY = {
+    **maecho.METHODS,
+    "fedavg uniform": FedAvg(weighting="uniform"),
+    "fedavg class-aware": FedAvg(head="class-aware"),
+    "ma-echo printed": MAEcho(form="printed"),
+    "ma-echo anchored": MAEcho(form="anchored", head="class-aware"),
+    "ma-echo qp": MAEcho(form="printed", alpha="qp"),
+    # Steps of one length end by bouncing around W, where weights from the QP turn round-off into chaos: stop before.
+    "ma-echo released qp": MAEcho(alpha="qp", steps=60),
+    "ma-echo norm": MAEcho(normalise=True, step_size=0.05, head="iterate"),
+    "ma-echo limit": MAEcho(solver="limit"),
+    "ma-echo printed limit": MAEcho(form="printed", solver="limit"),
+    "ma-echo anchored limit": MAEcho(form="anchored", solver="limit"),
+    "regmean shrunk": RegMean(shrink=0.9, ridge=0),
+}
+"""The table, and other settings of its methods that take another path."""
+
+
+class Everything(nn.Module):
+    """Convolutions with groups, normalisation, a counter, an embedding, a free parameter, tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 8)
+        self.conv = nn.Conv1d(8, 8, 3, padding=1, groups=2)
+        self.norm = nn.BatchNorm1d(8)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.two.weight = self.one.weight
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.norm(self.conv(self.embed(tokens).transpose(1, 2))).relu().mean(2) * self.scale
+        return self.head(self.two(self.one(h).relu()).relu())
+
+
+def everything(count: int, dtype: torch.dtype = torch.float32) -> list[maecho.Upload]:
+    made = []
+    for i in range(count):
+        with torch.random.fork_rng():
+            torch.manual_seed(i)
+            model = Everything().to(dtype)
+            data = [(torch.randint(0, 7, (8, 6)), torch.randint(0, 5, (8,))) for _ in range(3 + i)]
+            with torch.no_grad():
+                for x, _ in data:
+                    model(x)
+        made.append(make_upload(model, data, f"client-{i}"))
+    return made
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert one.keys() == other.keys()
+    for key in one:
+        torch.testing.assert_close(one[key], other[key], rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.fixture(params=["mlp", "everything"])
+def uploads(request: pytest.FixtureRequest) -> list[maecho.Upload]:
+    return clients(3) if request.param == "mlp" else everything(3)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_one_client_gives_that_client_back(name: str, uploads: list[maecho.Upload]) -> None:
+    close(maecho.aggregate(uploads[:1], EVERY[name]), uploads[0].state_dict(), 1e-4)
+
+
+@pytest.mark.parametrize("make", [clients, everything])
+@pytest.mark.parametrize("name", EVERY)
+def test_order_of_clients_does_not_matter(name: str, make: Callable[..., list[maecho.Upload]]) -> None:
+    uploads = make(3, torch.float64)
+    close(maecho.aggregate(uploads, EVERY[name]), maecho.aggregate(uploads[::-1], EVERY[name]), 1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_identical_models_are_a_fixed_point(name: str) -> None:
+    """Whatever data the clients have, a model that all share stays."""
+    same = [make_upload(network(0), batches(i, 3 + i), f"client-{i}") for i in range(3)]
+    close(maecho.aggregate(same, EVERY[name]), same[0].state_dict(), 1e-4)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_inputs_are_not_changed(name: str, uploads: list[maecho.Upload]) -> None:
+    before = [{k: t.clone() for k, t in upload.tensors().items()} for upload in uploads]
+    merged = maecho.aggregate(uploads, EVERY[name])
+    for tensor in merged.values():
+        tensor.zero_()  # what is returned shares no memory with what was given
+    for upload, old in zip(uploads, before, strict=True):
+        for key, tensor in upload.tensors().items():
+            assert torch.equal(tensor, old[key]), key
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", EVERY)
+def test_dtype_and_device_are_kept(name: str, dtype: torch.dtype) -> None:
+    merged = maecho.aggregate(clients(2, dtype), EVERY[name])
+    assert {t.dtype for t in merged.values()} == {dtype}
+    assert {t.device.type for t in merged.values()} == {"cpu"}
+    assert all(t.isfinite().all() for t in merged.values())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_result_loads_and_knows_how_it_was_made(name: str, tmp_path: Path) -> None:
+    uploads = everything(2)
+    merged = maecho.aggregate(uploads, EVERY[name])
+    Everything().load_state_dict(merged)
+    assert merged.recipe["clients"] == 2
+    assert {"norm.running_mean", "scale", "one.bias"} <= set(merged.averaged)
+    # Integer buffers come from the largest client, which saw four batches.
+    assert int(merged["norm.num_batches_tracked"]) == 4
+    merged.save(tmp_path / "merged.safetensors")
+    loaded = maecho.Merged.load(tmp_path / "merged.safetensors")
+    close(loaded, merged, 0)
+    assert (loaded.averaged, loaded.recipe) == (merged.averaged, merged.recipe)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_files_and_objects_give_the_same(name: str, tmp_path: Path) -> None:
+    uploads = clients(3)
+    for upload in uploads:
+        upload.save(tmp_path / f"{upload.client}.safetensors")
+    paths = [tmp_path / f"{upload.client}.safetensors" for upload in uploads]
+    close(maecho.aggregate(paths, EVERY[name]), maecho.aggregate(uploads, EVERY[name]), 0)
+
+
+# Without a prior the least-squares answer to badly scaled inputs is rightly large.
+@pytest.mark.parametrize("name", EVERY.keys() - {"regmean shrunk", "ma-echo anchored limit"})
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_scale_of_the_data_does_no_harm(name: str, scale: float) -> None:
+    uploads = [make_upload(network(i), [(x * scale, y) for x, y in batches(i)], f"client-{i}") for i in range(3)]
+    merged = maecho.aggregate(uploads, EVERY[name])
+    assert all(t.isfinite().all() and float(t.abs().max()) < 100 for t in merged.values())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_on_a_gpu_is_uploaded_from_there() -> None:
+    model = network().cuda()
+    upload = make_upload(model, batches(), "a")
+    assert next(model.parameters()).is_cuda
+    close(upload.state_dict(), network().state_dict(), 0)
