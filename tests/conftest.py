@@ -17,11 +17,19 @@ def network(seed: int = 0, dtype: torch.dtype = torch.float32, bias: bool = True
     """A small MLP: 12 inputs, 5 classes."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        layers = (nn.Linear(12, 9, bias=bias), nn.ReLU(), nn.Linear(9, 7, bias=bias), nn.ReLU(), nn.Linear(7, 5, bias=bias))
+        layers = (
+            nn.Linear(12, 9, bias=bias),
+            nn.ReLU(),
+            nn.Linear(9, 7, bias=bias),
+            nn.ReLU(),
+            nn.Linear(7, 5, bias=bias),
+        )
         return nn.Sequential(*layers).to(dtype)
 
 
-def batches(seed: int = 0, count: int = 4, size: int = 16, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
+def batches(
+    seed: int = 0, count: int = 4, size: int = 16, dtype: torch.dtype = torch.float32
+) -> list[tuple[Tensor, Tensor]]:
     draw = rng(seed)
     return [
         (torch.randn(size, 12, generator=draw).to(dtype) + seed, torch.randint(0, 5, (size,), generator=draw))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import batches, clients, network
 from torch import Tensor, nn
 
 import maecho
+from conftest import batches, clients, network
 from maecho.aggregation import FedAvg, MAEcho, RegMean
 from maecho.client import make_upload
 
@@ -67,7 +67,9 @@ def everything(count: int, dtype: torch.dtype = torch.float32) -> list[maecho.Up
 def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1e-5) -> None:
     assert one.keys() == other.keys()
     for key in one:
-        torch.testing.assert_close(one[key], other[key], rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}")
+        torch.testing.assert_close(
+            one[key], other[key], rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
+        )
 
 
 @pytest.fixture(params=["mlp", "everything"])

@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from conftest import rng
 from torch import nn
 
 import maecho
+from conftest import rng
 from maecho import layers
 
 CONVOLUTIONS = {

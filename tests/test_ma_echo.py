@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import one_shot
 import pytest
 import torch
-from conftest import batches, clients, network, rng
 from torch import Tensor
 
 import maecho
+import one_shot
+from conftest import batches, clients, network, rng
 from maecho.aggregation import Iteration, MAEcho
 from maecho.aggregation.echo import Columns, Echo, Steps, echo
 from maecho.aggregation.limits import Limit
@@ -21,7 +21,13 @@ from maecho.upload import Upload
 
 
 def problem(
-    n: int = 4, out: int = 3, d: int = 12, rank: int = 3, low: float = 0.2, high: float = 0.9, dtype: torch.dtype = torch.float64
+    n: int = 4,
+    out: int = 3,
+    d: int = 12,
+    rank: int = 3,
+    low: float = 0.2,
+    high: float = 0.9,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[list[Tensor], list[Spectrum]]:
     """Clients' matrices and projectors with eigenvalues in [low, high]."""
     draw = rng(7)
@@ -186,13 +192,18 @@ def test_class_aware_head_averages_over_the_clients_that_have_the_class() -> Non
 
 
 def test_three_starts_end_alike() -> None:
-    """Paper, Fig. 6: whatever the start, MA-Echo converges to similar models. Where data fill the space, to the same."""
+    """Paper, Fig. 6: whatever the start, MA-Echo converges to similar models."""
     W, P = problem(n=4, d=6, rank=6, low=0.5)
-    found = [run(FORMS["released"], 300, W, P, start).mean() for start in (average(W), W[2], torch.randn(1, 3, 6).double())]
+    found = [
+        run(FORMS["released"], 300, W, P, start).mean() for start in (average(W), W[2], torch.randn(1, 3, 6).double())
+    ]
     for other in found[1:]:
         assert float((other - found[0]).norm() / found[0].norm()) < 0.7
     uploads = clients(3)
-    states = [maecho.aggregate(uploads, "ma-echo", start=s, steps=0, form="printed")["0.weight"] for s in ("client-1", "random")]
+    states = [
+        maecho.aggregate(uploads, "ma-echo", start=s, steps=0, form="printed")["0.weight"]
+        for s in ("client-1", "random")
+    ]
     torch.testing.assert_close(states[0], uploads[1].weights["0.weight"])
     again = maecho.aggregate(uploads, "ma-echo", start="random", steps=0, form="printed", seed=0)["0.weight"]
     torch.testing.assert_close(states[1], again)

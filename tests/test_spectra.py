@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import rng
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from conftest import rng
 from maecho.spectra import Spectrum, divide, mean_eigenvalue, plus_identity, times
 
 
@@ -100,4 +100,6 @@ def test_divide_solves_and_never_fails_on_a_singular_total(gram: Tensor) -> None
 
 def test_plus_identity_is_the_same_for_both_forms() -> None:
     row = torch.tensor([[[3.0, 1.0]]])
-    torch.testing.assert_close(plus_identity(torch.diag_embed(row[0]), 2.0), torch.diag_embed(plus_identity(row, 2.0)[0]))
+    torch.testing.assert_close(
+        plus_identity(torch.diag_embed(row[0]), 2.0), torch.diag_embed(plus_identity(row, 2.0)[0])
+    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import batches, network, rng
 from torch import Tensor, nn
 
 import maecho
+from conftest import batches, network, rng
 from maecho import recursion
 from maecho.client import make_upload
 from maecho.layers import rows

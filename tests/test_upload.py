@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import batches, clients, network, rng
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import maecho
+from conftest import batches, clients, network, rng
 from maecho import inspection
 from maecho.client import make_upload
 from maecho.upload import Upload
@@ -144,4 +144,6 @@ def test_inspection_warns_of_a_class_with_one_example() -> None:
 def test_averaged_names_are_those_without_a_matrix() -> None:
     model = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6), nn.Linear(6, 5))
     upload = make_upload(model, batches(), "a")
-    assert inspection.averaged(upload) == [f"1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
+    assert inspection.averaged(upload) == [
+        f"1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    ]

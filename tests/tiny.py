@@ -43,7 +43,7 @@ def changed(**fields: Any) -> Upload:
 
 def spoilt(tensor: Tensor, value: float = NAN) -> Tensor:
     """Its last entry is this value."""
-    tensor = tensor.clone()
+    tensor = tensor.clone(memory_format=torch.contiguous_format)
     tensor.view(-1)[-1] = value
     return tensor
 

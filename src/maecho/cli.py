@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from maecho import console, files, inspection, named, reproduce
+from maecho import console, files, inspection, named
 from maecho._version import __version__
 from maecho.aggregation import METHODS, aggregate, choose
 from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
+from maecho.experiment import Experiment, markdown, names, results_path, summarise
+from maecho.reproduce import reproduce
 from maecho.statistics import STATISTICS
 from maecho.upload import Upload
 
@@ -203,6 +205,7 @@ def reproduce_(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of one thread.")] = 1,
     device: Annotated[str, typer.Option(help="Where clients are trained: cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder of the results; what is there is not done again.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
     """A table of the paper, ours beside theirs. Without a name: which there are.
@@ -210,18 +213,18 @@ def reproduce_(
     Stops and goes on where it stopped. Example: `maecho reproduce table-1 --jobs 2`
     """
     if name is None:
-        for known in reproduce.names():
-            print(f"{known}: {reproduce.Experiment.load(known).title}")
+        for known in names():
+            print(f"{known}: {Experiment.load(known).title}")
         return
-    experiment = reproduce.Experiment.load(name, quick)
+    experiment = Experiment.load(name, quick)
     with console.run_progress(experiment.name) as on_run:
-        results = reproduce.reproduce(experiment, out, jobs, device, on_run)
+        results = reproduce(experiment, out, jobs, device, on_run)
     if as_json:
         console.print_json(results)
+    elif as_markdown:
+        print(markdown(experiment, summarise(experiment, results)))
     else:
-        console.show_results(
-            experiment, reproduce.summarise(experiment, results), reproduce.results_path(experiment, out)
-        )
+        console.show_results(experiment, summarise(experiment, results), results_path(experiment, out))
 
 
 def _show_upload(path: Path, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from maecho.upload import Upload
 
 if TYPE_CHECKING:
     from maecho.demo import Demo
-    from maecho.reproduce import Experiment, Figure
+    from maecho.experiment import Experiment, Figure
 
 out = Console()
 
@@ -118,7 +118,7 @@ def show_methods(methods: Mapping[str, tuple[Method, Mapping[str, Any]]]) -> Non
 def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], None]]:
     """A bar of finished runs on stderr, with the cell that finished last."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=None)
 
         def on_run(done: int, total: int, run: dict[str, Any]) -> None:

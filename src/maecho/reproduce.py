@@ -14,10 +14,8 @@ import os
 import platform
 import statistics
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,92 +30,11 @@ from maecho.aggregation import aggregate, choose
 from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
-from maecho.training import LocalTraining
+from maecho.experiment import NOT_METHODS, Cell, Experiment, results_path
 from maecho.upload import Upload
-
-Cell = Mapping[str, Any]
 
 RECIPE = 1
 """Raised when the way clients are split, initialised or trained changes, so that cached ones are not taken for new."""
-
-NOT_METHODS = ("local", "ensemble")
-"""Columns that are evaluations of the clients' own models."""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One config file."""
-
-    name: str
-    title: str
-    data: str
-    network: str
-    seeds: tuple[int, ...]
-    cells: tuple[Cell, ...]
-    """What differs from run to run: clients, beta, init ("same" or "different")."""
-    methods: Mapping[str, Mapping[str, Any]]
-    """Column -> method and options."""
-    training: LocalTraining = field(default_factory=LocalTraining)
-    paper: Mapping[str, Any] = field(default_factory=dict)
-    """`table`, the `row` keys that find a cell in it, and `where` for the rest."""
-    quick: bool = False
-
-    @classmethod
-    def load(cls, name: str, quick: bool = False) -> Experiment:
-        """A config by name from `experiments/`, or by path. `quick`: the same on small data."""
-        path = find(name)
-        try:
-            raw = tomllib.loads(path.read_text())
-        except tomllib.TOMLDecodeError as error:
-            raise UploadError(f"{path} must be a TOML file, got: {error}") from error
-        changes = raw.pop("quick", {})
-        if quick:
-            raw |= {key: value for key, value in changes.items() if key != "training"}
-            raw["training"] = raw.get("training", {}) | changes.get("training", {})
-        try:
-            experiment = cls(
-                name=path.stem,
-                title=raw["title"],
-                data=raw["data"],
-                network=raw["network"],
-                seeds=tuple(raw["seeds"]),
-                cells=tuple(raw["cells"]),
-                methods=raw["methods"],
-                training=LocalTraining(**raw.get("training", {})),
-                paper=raw.get("paper", {}),
-                quick=quick,
-            )
-            for options in experiment.methods.values():
-                if options["method"] not in NOT_METHODS:
-                    choose(**options)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UploadError(f"{path} must describe an experiment, got a mistake at {error}") from error
-        return experiment
-
-
-def folder() -> Path:
-    """Where the configs are: beside the source in a checkout, inside the package when installed from a wheel."""
-    here = Path(__file__).resolve().parent
-    checkout = here.parent.parent / "experiments"
-    return checkout if checkout.is_dir() else here / "experiments"
-
-
-def names() -> list[str]:
-    return sorted(path.stem for path in folder().glob("*.toml"))
-
-
-def find(name: str) -> Path:
-    path = Path(name) if name.endswith(".toml") else folder() / f"{name}.toml"
-    if not path.is_file():
-        raise UploadError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
-    return path
-
-
-def results_path(experiment: Experiment, out: Path | None = None) -> Path:
-    """By default beside the configs of a checkout, otherwise in the current folder."""
-    if out is None:
-        out = folder() / "results" if (folder() / "results").is_dir() else Path("maecho-results")
-    return out / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
 
 
 def reproduce(
@@ -306,38 +223,3 @@ def _seed(*parts: object) -> int:
 def _take(dataset: data.Dataset, part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     index = torch.from_numpy(np.asarray(part))
     return dataset.x_train[index], dataset.y_train[index]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One column of one cell over seeds, and what the paper says."""
-
-    mean: float
-    low: float
-    high: float
-    seeds: int
-    paper: float | None
-
-
-def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
-    """Mean and spread over seeds for every cell that has runs."""
-    published = json.loads((folder() / "paper.json").read_text()) if experiment.paper else {}
-    rows = published[experiment.paper["table"]]["rows"] if experiment.paper and not experiment.quick else []
-    table = []
-    for cell in experiment.cells:
-        runs = [run for run in results["runs"] if run["cell"] == cell]
-        if not runs:
-            continue
-        fixed = {**{key: cell[key] for key in experiment.paper.get("row", ())}, **experiment.paper.get("where", {})}
-        row: dict[str, Any] = next((r for r in rows if all(_same(r.get(k), v) for k, v in fixed.items())), {})
-        figures = {}
-        for column in experiment.methods:
-            values = [run["columns"][column]["accuracy"] for run in runs]
-            figures[column] = Figure(statistics.fmean(values), min(values), max(values), len(values), row.get(column))
-        table.append((cell, figures))
-    return table
-
-
-def _same(published: Any, ours: Any) -> bool:
-    """Table 4 writes "diff" for what we call different."""
-    return published == ours or (published, ours) == ("diff", "different")

@@ -1,0 +1,150 @@
+"""One config of `experiments/`: a table or figure of the paper as data, and the table that its results make."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maecho.aggregation import choose
+from maecho.errors import UploadError
+from maecho.training import LocalTraining
+
+Cell = Mapping[str, Any]
+
+NOT_METHODS = ("local", "ensemble")
+"""Columns that are evaluations of the clients' own models."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One config file."""
+
+    name: str
+    title: str
+    data: str
+    network: str
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    """What differs from run to run: clients, beta, init ("same" or "different")."""
+    methods: Mapping[str, Mapping[str, Any]]
+    """Column -> method and options."""
+    training: LocalTraining = field(default_factory=LocalTraining)
+    paper: Mapping[str, Any] = field(default_factory=dict)
+    """`table`, the `row` keys that find a cell in it, `where` for what else its rows must say, and `cells` for what a
+    cell must be to stand in it."""
+    quick: bool = False
+
+    @classmethod
+    def load(cls, name: str, quick: bool = False) -> Experiment:
+        """A config by name from `experiments/`, or by path. `quick`: the same on small data."""
+        path = find(name)
+        try:
+            raw = tomllib.loads(path.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise UploadError(f"{path} must be a TOML file, got: {error}") from error
+        changes = raw.pop("quick", {})
+        if quick:
+            raw |= {key: value for key, value in changes.items() if key != "training"}
+            raw["training"] = raw.get("training", {}) | changes.get("training", {})
+        try:
+            experiment = cls(
+                name=path.stem,
+                title=raw["title"],
+                data=raw["data"],
+                network=raw["network"],
+                seeds=tuple(raw["seeds"]),
+                cells=tuple(raw["cells"]),
+                methods=raw["methods"],
+                training=LocalTraining(**raw.get("training", {})),
+                paper=raw.get("paper", {}),
+                quick=quick,
+            )
+            for options in experiment.methods.values():
+                if options["method"] not in NOT_METHODS:
+                    choose(**options)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UploadError(f"{path} must describe an experiment, got a mistake at {error}") from error
+        return experiment
+
+
+def folder() -> Path:
+    """Where the configs are: beside the source in a checkout, inside the package when installed from a wheel."""
+    here = Path(__file__).resolve().parent
+    checkout = here.parent.parent / "experiments"
+    return checkout if checkout.is_dir() else here / "experiments"
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def find(name: str) -> Path:
+    path = Path(name) if name.endswith(".toml") else folder() / f"{name}.toml"
+    if not path.is_file():
+        raise UploadError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
+    return path
+
+
+def results_path(experiment: Experiment, out: Path | None = None) -> Path:
+    """By default beside the configs of a checkout, otherwise in the current folder."""
+    if out is None:
+        out = folder() / "results" if (folder() / "results").is_dir() else Path("maecho-results")
+    return out / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One column of one cell over seeds, and what the paper says."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    paper: float | None
+
+
+def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
+    """Mean and spread over seeds for every cell that has runs."""
+    published = json.loads((folder() / "paper.json").read_text()) if experiment.paper else {}
+    rows = published[experiment.paper["table"]]["rows"] if experiment.paper and not experiment.quick else []
+    table = []
+    for cell in experiment.cells:
+        runs = [run for run in results["runs"] if run["cell"] == cell]
+        if not runs:
+            continue
+        fixed = {**{key: cell[key] for key in experiment.paper.get("row", ())}, **experiment.paper.get("where", {})}
+        row: dict[str, Any] = next((r for r in rows if all(_same(r.get(k), v) for k, v in fixed.items())), {})
+        if any(cell[key] != value for key, value in experiment.paper.get("cells", {}).items()):
+            row = {}
+        figures = {}
+        for column in experiment.methods:
+            values = [run["columns"][column]["accuracy"] for run in runs]
+            figures[column] = Figure(statistics.fmean(values), min(values), max(values), len(values), row.get(column))
+        table.append((cell, figures))
+    return table
+
+
+def _same(published: Any, ours: Any) -> bool:
+    """Table 4 writes "diff" for what we call different."""
+    return published == ours or (published, ours) == ("diff", "different")
+
+
+def markdown(experiment: Experiment, table: list[tuple[Cell, dict[str, Figure]]]) -> str:
+    """The table for a document: mean over seeds, ± half the range, and the paper's figure in brackets."""
+    keys = list(experiment.cells[0])
+    lines = [
+        "| " + " | ".join([*keys, *experiment.methods]) + " |",
+        "|" + "---|" * (len(keys) + len(experiment.methods)),
+    ]
+    for cell, figures in table:
+        texts = []
+        for figure in figures.values():
+            published = "" if figure.paper is None else f" [{figure.paper:.1f}]"
+            texts.append(f"{figure.mean:.1f} ± {(figure.high - figure.low) / 2:.1f}{published}")
+        lines.append("| " + " | ".join([*(str(cell[key]) for key in keys), *texts]) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+"""Accuracy, and the three ensembles."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import maecho
+from conftest import batches, network
+from maecho.evaluation import evaluate_clients
+
+
+class Fixed(nn.Module):
+    """Gives the same logits for every example."""
+
+    def __init__(self, *logits: float):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(logits))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits.expand(len(x), -1)
+
+
+def test_accuracy_overall_and_per_class() -> None:
+    data = [(torch.zeros(3, 1), torch.tensor([0, 1, 1])), (torch.zeros(2, 1), torch.tensor([1, 0]))]
+    found = maecho.evaluate(Fixed(0.0, 1.0, 0.0), data)
+    assert found.accuracy == pytest.approx(3 / 5)
+    assert found.per_class[:2] == (0.0, 1.0)
+    assert math.isnan(found.per_class[2])
+    assert found.examples == (2, 3, 0)
+
+
+def test_per_client() -> None:
+    found = evaluate_clients(
+        Fixed(0.0, 1.0), {"a": [(torch.zeros(1, 1), torch.tensor([1]))], "b": [(torch.zeros(1, 1), torch.tensor([0]))]}
+    )
+    assert {name: one.accuracy for name, one in found.items()} == {"a": 1.0, "b": 0.0}
+
+
+def test_the_model_keeps_its_mode() -> None:
+    model = network().train()
+    maecho.evaluate(model, batches())
+    assert model.training
+
+
+def test_three_ensembles_differ_as_they_should() -> None:
+    models = [Fixed(9.0, 0.0, 1.0), Fixed(0.0, 2.0, 1.0), Fixed(0.0, 2.0, 1.0)]
+    x = torch.zeros(1, 1)
+    torch.testing.assert_close(maecho.Ensemble(models, "logits")(x), torch.tensor([[3.0, 4 / 3, 1.0]]))
+    probabilities = torch.stack([m.logits for m in models]).softmax(1).mean(0)
+    torch.testing.assert_close(maecho.Ensemble(models, "probabilities")(x)[0], probabilities)
+    counts = [torch.tensor([1, 5, 0]), torch.tensor([0, 2, 0]), torch.tensor([7, 0, 0])]
+    aware = maecho.Ensemble(models, "class-aware", counts)(x)
+    # Class 0: the third model alone (one example is not enough for the first); class 1: the first two; class 2: nobody.
+    torch.testing.assert_close(aware, torch.tensor([[0.0, 1.0, 0.0]]))
+
+
+def test_an_ensemble_of_one_is_that_model() -> None:
+    model = network()
+    assert maecho.evaluate(maecho.Ensemble([model]), batches()) == maecho.evaluate(model, batches())
