@@ -55,7 +55,6 @@ UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ("ann", "covariances", "positive semidefinite", "got the eigenvalue -"),
     ),
     "NaN covariance": (lambda: with_moments(covariances=lambda c: c.map(spoilt)), ("ann", "covariances", "finite")),
-    "moments of another length": (lambda: with_moments(means=lambda m: m[:, 1:]), ("ann", "length 3")),
     "moments of more examples": (lambda: with_moments(counts=lambda n: n + 1), ("ann", "30", "got 33")),
 }
 
@@ -64,6 +63,20 @@ UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
 def test_an_upload_is_checked_when_it_is_made(make: Callable[[], object], parts: tuple[str, ...]) -> None:
     with refused(*parts):
         make()
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        ("means", lambda means: means[:, 1:], "got means of length 3"),
+        ("means", lambda means: means[0], r"got .*\(4,\)"),
+        ("counts", lambda counts: counts[1:], "the same classes .*got"),
+    ],
+)
+def test_moments_fit_together(part: str, change: Callable[[Tensor], Tensor], said: str) -> None:
+    """They are made before it is known whose they are."""
+    with pytest.raises(ValueError, match=said):
+        with_moments(**{part: change})
 
 
 STATISTIC: dict[str, tuple[Callable[[Tensor, Tensor], object], tuple[str, ...]]] = {
@@ -135,7 +148,7 @@ DATA: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             ("ann", "finite", "NaN or infinity"),
         )
         for value in (NAN, INF)
-        for statistic in ("gram", "projector", "moments")
+        for statistic in ("gram", "projector", "moments", "classes")
     },
     **{
         f"rank {rank!r}": ({"rank": rank}, ("rank", "whole number", "share", "size", repr(rank)))
@@ -246,69 +259,6 @@ def test_a_client_without_labels_is_the_same_first_or_last() -> None:
     assert type(one) is type(other)
     if isinstance(one, dict) and isinstance(other, dict):
         assert all(one[name] == pytest.approx(other[name], abs=1e-4) for name in one)
-
-
-OPTIONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    f"{method} {options}": (method, options, parts)
-    for method, options, parts in [
-        ("fedavgg", {}, ("fedavg, ma-echo, regmean", "'fedavgg'")),
-        ("fedavg", {"steps": 3}, ("fedavg", "weighting, head", "'steps'")),
-        ("fedavg", {"weighting": "fair"}, ("weighting", "examples or uniform", "'fair'")),
-        ("fedavg", {"head": "iterate"}, ("head", "average or class-aware", "'iterate'")),
-        ("regmean", {"ridge": -1.0}, ("ridge", "at least 0", "-1.0")),
-        ("regmean", {"ridge": NAN}, ("ridge", "at least 0", "nan")),
-        ("regmean", {"ridge": INF}, ("ridge", "inf")),
-        ("regmean", {"ridge": "little"}, ("ridge", "'little'")),
-        ("regmean", {"shrink": 1.5}, ("shrink", "[0, 1]", "1.5")),
-        ("regmean", {"shrink": "half"}, ("shrink", "'half'")),
-        ("ma-echo", {"step": 3}, ("ma-echo", "steps, step_size", "'step'")),
-        ("ma-echo", {"form": "new"}, ("form", "released, printed, anchored", "'new'")),
-        ("ma-echo", {"steps": -1}, ("steps", "at least 0", "-1")),
-        ("ma-echo", {"steps": 1.5}, ("steps", "1.5")),
-        ("ma-echo", {"steps": "many"}, ("steps", "'many'")),
-        ("ma-echo", {"step_size": 0}, ("step_size", "positive", "0")),
-        ("ma-echo", {"step_size": NAN}, ("step_size", "positive", "nan")),
-        ("ma-echo", {"step_size": INF}, ("step_size", "inf")),
-        ("ma-echo", {"step_size": "small"}, ("step_size", "'small'")),
-        ("ma-echo", {"normalise": "no"}, ("normalise", "'no'")),
-        ("ma-echo", {"mu": 0.0}, ("mu", "positive", "0")),
-        ("ma-echo", {"mu": INF, "form": "printed"}, ("mu", "inf")),
-        ("ma-echo", {"alpha": "best"}, ("alpha", "uniform, qp", "'best'")),
-        ("ma-echo", {"cap": 0.0}, ("cap", "positive", "0")),
-        ("ma-echo", {"cap": 0.3, "alpha": "qp"}, ("cap", "1/2", "2 clients", "0.3")),
-        ("ma-echo", {"projector": "soft"}, ("projector", "batch-mean, exact", "'soft'")),
-        ("ma-echo", {"damping": -1.0}, ("damping", "positive", "-1.0")),
-        ("ma-echo", {"solver": "newton"}, ("solver", "iterate, limit", "'newton'")),
-        ("ma-echo", {"start": "carl"}, ("start", "average, random", "'carl'")),
-        ("ma-echo", {"seed": "x", "start": "random"}, ("seed", "'x'")),
-        ("ma-echo", {"head": "average"}, ("head", "class-aware, iterate", "'average'")),
-        ("ma-echo", {"watch": 3}, ("watch", "3")),
-    ]
-}
-
-
-@pytest.mark.parametrize(("method", "options", "parts"), **cases(OPTIONS))
-def test_a_method_and_its_options(method: str, options: dict[str, Any], parts: tuple[str, ...]) -> None:
-    with refused(*parts, error=ValueError):
-        aggregate([upload(), upload("bob")], method, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"normalise": True, "form": "anchored"}, "normalise must be off in the anchored form"),
-        ({"solver": "limit", "alpha": "qp"}, "solver must be iterate with alpha='qp'"),
-        ({"solver": "limit", "normalise": True}, "solver must be iterate with .*normalise"),
-    ],
-)
-def test_options_that_contradict_each_other(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        aggregate([upload(), upload("bob")], "ma-echo", **options)
-
-
-def test_a_model_that_diverged_is_not_given_out() -> None:
-    with refused("finite", error=ValueError):
-        aggregate([upload(), upload("bob")], "ma-echo", step_size=1e30)
 
 
 EVALUATE: dict[str, tuple[nn.Module, list[Any], tuple[str, ...]]] = {

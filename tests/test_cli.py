@@ -18,7 +18,7 @@ import torch
 import typer
 from safetensors.torch import load_file, save_file
 
-from maecho import METHODS, Ensemble, Merged, Upload, __version__, aggregate, cli, evaluate, files, named, reproduce
+from maecho import METHODS, Ensemble, Merged, Upload, __version__, aggregate, cli, evaluate, experiment, files, named
 from tiny import cases
 
 MODULE = """
@@ -204,7 +204,7 @@ def test_methods(run: Run) -> None:
 
 def test_reproduce_without_a_name(run: Run) -> None:
     lines = run("reproduce").out.splitlines()
-    assert [line.split(":")[0] for line in lines] == reproduce.names()
+    assert [line.split(":")[0] for line in lines] == experiment.names()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +50,7 @@ class By(StrEnum):
 
 def main() -> None:
     """Entry point. MAECHO_DEBUG=1 shows the traceback behind an error."""
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         app()
     except (ValueError, OSError, FloatingPointError) as error:

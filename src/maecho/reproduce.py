@@ -48,6 +48,8 @@ def reproduce(
 
     `on_run` is told the number of finished runs, the number of all, and the run just finished.
     """
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise UploadError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
     path = results_path(experiment, out)
     results = _read_results(path, experiment)
     todo = []
