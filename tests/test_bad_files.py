@@ -83,7 +83,7 @@ def test_a_header_without_an_entry(tmp_path: Path, key: str) -> None:
 def test_a_header_of_the_wrong_kind(tmp_path: Path, entry: str) -> None:
     path = edited(tmp_path / ANN, **{entry: [5]})
     for read in (Upload.load, lambda p: aggregate([upload("bob"), p])):
-        with refused(ANN):
+        with refused("ann"):
             read(path)
 
 
@@ -99,7 +99,7 @@ def test_a_tensor_left_out(tmp_path: Path, key: str) -> None:
 
 RESHAPED: dict[str, Callable[[Tensor], Tensor]] = {
     "shorter": lambda tensor: tensor[..., 1:].contiguous(),
-    "with one more axis": lambda tensor: tensor.unsqueeze(0),
+    "with one more axis": lambda tensor: tensor.unsqueeze(0).contiguous(),
     "scalar": lambda tensor: tensor.sum(),
 }
 

@@ -14,8 +14,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     for method, options, parts in [
         ("fedavgg", {}, ("fedavg, ma-echo, regmean", "'fedavgg'")),
         ("fedavg", {"steps": 3}, ("fedavg", "weighting, head", "'steps'")),
-        ("fedavg", {"weighting": "fair"}, ("weighting", "examples or uniform", "'fair'")),
-        ("fedavg", {"head": "iterate"}, ("head", "average or class-aware", "'iterate'")),
+        ("fedavg", {"weighting": "fair"}, ("weighting", "examples, uniform", "'fair'")),
+        ("fedavg", {"head": "iterate"}, ("head", "average, class-aware", "'iterate'")),
         ("regmean", {"ridge": -1.0}, ("ridge", "at least 0", "-1.0")),
         ("regmean", {"ridge": NAN}, ("ridge", "at least 0", "nan")),
         ("regmean", {"ridge": INF}, ("ridge", "inf")),

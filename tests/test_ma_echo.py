@@ -76,7 +76,7 @@ def test_printed_equals_algorithm_1(mu: float, cap: float | None) -> None:
         [w[0] for w in W], dense(P), 30, 0.4, mu, one_shot.uniform if cap is None else by_qp(cap)
     )
     method = MAEcho(form="printed", step_size=0.4, mu=mu, cap=cap or 1.0, alpha="uniform" if cap is None else "qp")
-    fast = run(method._for(clients(1)[0])._steps(), 30, W, P).merged()[0]
+    fast = run(method._for(clients(1)[0], True)._steps(), 30, W, P).merged()[0]
     assert float((fast - literal).norm() / literal.norm()) < 1e-5
 
 
@@ -226,11 +226,11 @@ def test_watch_sees_every_iteration() -> None:
 
 
 def test_released_settings_depend_on_convolutions() -> None:
-    plain = MAEcho()._for(clients(1)[0])
+    plain = MAEcho()._for(clients(1)[0], True)
     assert (plain.steps, plain.step_size, plain.normalise, plain.head) == (60, 1.6, False, "class-aware")
     model = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(20, 5))
     upload = maecho.make_upload(model, [(x.unsqueeze(1), y) for x, y in batches()], "a")
-    with_convolutions = MAEcho()._for(upload)
+    with_convolutions = MAEcho()._for(upload, True)
     assert (with_convolutions.steps, with_convolutions.step_size, with_convolutions.normalise) == (300, 0.05, True)
 
 
@@ -244,9 +244,9 @@ def test_exact_projector_comes_from_the_gram() -> None:
 
 BAD: list[tuple[dict[str, object], str]] = [
     ({"form": "improved"}, "form must be one of released, printed, anchored, got 'improved'"),
-    ({"steps": -1}, "steps must be at least 0, got -1"),
-    ({"step_size": 0.0}, "step_size must be positive, got 0.0"),
-    ({"mu": float("nan")}, "mu must be positive, got nan"),
+    ({"steps": -1}, "steps must be a whole number, at least 0, got -1"),
+    ({"step_size": 0.0}, "step_size must be positive and finite, got 0.0"),
+    ({"mu": float("nan")}, "mu must be positive and finite, got nan"),
     ({"normalise": True, "form": "anchored"}, "normalise must be off in the anchored form"),
     ({"solver": "limit", "alpha": "qp"}, "solver must be iterate with alpha='qp'"),
 ]

@@ -74,7 +74,7 @@ def test_cutting_the_grams_costs_little() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"ridge": -1.0}, "ridge must be at least 0"), ({"shrink": 1.5}, r"shrink must lie in \[0, 1\]")],
+    [({"ridge": -1.0}, "ridge must be at least 0"), ({"shrink": 1.5}, r"shrink must be in \[0, 1\]")],
 )
 def test_bad_options(options: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -12,7 +12,7 @@ import pytest
 
 from maecho import METHODS, UploadError, experiment
 from maecho.aggregation import MAEcho
-from maecho.experiment import Experiment, results_path, summarise
+from maecho.experiment import Experiment, results_path, settings, summarise
 from maecho.reproduce import reproduce
 from maecho.training import LocalTraining
 
@@ -75,7 +75,9 @@ def test_a_run_says_all_about_itself(tmp_path: Path) -> None:
     assert [(run["cell"], run["seed"]) for run in results["runs"]] == [(c, s) for c in TINY.cells for s in TINY.seeds]
     for run in results["runs"]:
         assert list(run["columns"]) == list(TINY.methods)
-        assert {name: column["options"] for name, column in run["columns"].items()} == TINY.methods
+        assert {n: column["settings"] for n, column in run["columns"].items()} == {
+            n: settings(options) for n, options in TINY.methods.items()
+        }
         assert all(0 <= value <= 100 for value in accuracies({"runs": [run]})[0].values())
         assert [len(counts) for counts in run["partition"]] == [10, 10]
         assert run["versions"].keys() >= {"maecho", "torch"}
@@ -107,7 +109,7 @@ def test_a_changed_option_is_done_again(tmp_path: Path, no_training: Callable[[]
     no_training()
     other = replace(ONE, methods={**ONE.methods, "ma-echo": {"method": "fedavg"}})
     new = reproduce(other, tmp_path)["runs"][0]["columns"]
-    assert new["ma-echo"]["options"] == {"method": "fedavg"}
+    assert new["ma-echo"]["settings"] == settings({"method": "fedavg"})
     assert new["local"] == old["local"]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maecho import console, files, inspection, named
+from maecho import console, inspection, named
 from maecho._version import __version__
 from maecho.aggregation import METHODS, aggregate, choose
 from maecho.client import make_upload
@@ -22,7 +22,7 @@ from maecho.evaluation import Ensemble, evaluate
 from maecho.experiment import Experiment, markdown, names, results_path, summarise
 from maecho.reproduce import reproduce
 from maecho.statistics import STATISTICS
-from maecho.upload import Upload
+from maecho.upload import Upload, read_header
 
 app = typer.Typer(
     help="One model out of many: one-shot federated learning without server-side training.",
@@ -170,7 +170,7 @@ def evaluate_(
     chosen = models[0]
     if len(models) > 1:
         counts = [Upload.load(path, only=()).class_counts for path in paths] if by is By.class_aware else []
-        chosen = Ensemble(models, by.value, [c for c in counts if c is not None])
+        chosen = Ensemble(models, by.value, counts)
     found = evaluate(chosen, named.batches(data))
     if as_json:
         per_class = [None if n == 0 else right / n for right, n in zip(found.correct, found.examples, strict=True)]
@@ -231,7 +231,7 @@ def reproduce_(
 
 def _show_upload(path: Path, as_json: bool) -> None:
     upload = Upload.load(path)
-    about = files.read_about(path, "upload")
+    about = read_header(path)
     if not as_json:
         console.show_upload(upload, path, about)
         return
@@ -270,6 +270,9 @@ def _options_of(method: str, texts: list[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise UploadError(f"--set must be name=value, got {text!r}")
+        known = _defaults(METHODS[method])
+        if name not in known:
+            raise UploadError(f"{method} has the options {', '.join(known)}, got {name!r}")
         try:
             options[name] = json.loads(value)
         except ValueError:

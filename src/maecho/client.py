@@ -36,6 +36,10 @@ def make_upload(
             means), or None for no cut. A size keeps the largest share of energy that fits.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
     """
+    if isinstance(statistics, str):
+        raise UploadError(
+            f"{client}: statistics must be a list from {', '.join(STATISTICS)}, got the text {statistics!r}"
+        )
     wanted = tuple(statistics)
     for name in wanted:
         if name not in STATISTICS:
@@ -56,7 +60,7 @@ def make_upload(
         examples=gathered.examples,
         weights=weights,
         layers=order,
-        head=_head(order, weights, gathered.outputs),
+        head=_head(order[: gathered.ran], weights, gathered.outputs),
         aliases=architecture.aliases,
         grams=gathered.grams,
         projectors=gathered.projectors,
@@ -83,6 +87,8 @@ def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -
             raise UploadError(
                 f"{client}: every entry of the state_dict must be a tensor, got {name!r}: {type(value).__name__}"
             )
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UploadError(f"{client}: weight {name!r} must be finite, got NaN or infinity")
         if name not in architecture.aliases:
             weights[name] = value.detach().to("cpu", copy=True)
     return weights

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -38,7 +40,7 @@ def size(number: float) -> str:
 
 
 def show_demo(demo: Demo, folder: Path) -> None:
-    who = Table(title=f"The clients' uploads, in {folder}", title_justify="left")
+    who = Table(title=f"The clients' uploads, in {escape(str(folder))}", title_justify="left")
     who.add_column("file")
     who.add_column("size", justify="right")
     who.add_column("examples of class 0 … 9", no_wrap=True)
@@ -54,14 +56,14 @@ def show_demo(demo: Demo, folder: Path) -> None:
         seconds = f"{row.seconds:.3f}" if row.seconds else ""
         table.add_row(row.name, f"{100 * row.accuracy:.1f} %", seconds, Path(row.file).name if row.file else "")
     out.print(table)
-    out.print(f"What leaves a client: [bold]maecho inspect {folder / 'client-0.safetensors'}[/bold]")
+    out.print(f"What leaves a client: [bold]maecho inspect {escape(str(folder / 'client-0.safetensors'))}[/bold]")
 
 
 def show_upload(upload: Upload, path: Path, about: Mapping[str, Any]) -> None:
     total = path.stat().st_size
     out.print(
-        f"[bold]{path}[/bold]: upload of [bold]{upload.client}[/bold], {upload.examples:,} examples, {size(total)}, "
-        f"architecture {about['fingerprint']}, {about['made_by']}"
+        f"[bold]{escape(str(path))}[/bold]: upload of [bold]{escape(upload.client)}[/bold], "
+        f"{upload.examples:,} examples, {size(total)}, architecture {about['fingerprint']}, {about['made_by']}"
     )
     table = Table()
     for column in ("part", "tensor", "shape", "dtype", "rank", "bytes"):
@@ -87,7 +89,8 @@ def show_upload(upload: Upload, path: Path, about: Mapping[str, Any]) -> None:
 
 def show_merged(merged: Merged, path: Path) -> None:
     recipe = merged.recipe
-    out.print(f"[bold]{path}[/bold]: {recipe['clients']} clients by {recipe['options']} in {recipe['seconds']} s")
+    how = escape(f"{recipe['clients']} clients by {recipe['options']} in {recipe['seconds']} s")
+    out.print(f"[bold]{escape(str(path))}[/bold]: {how}")
     if merged.averaged:
         out.print(f"Only averaged: {', '.join(merged.averaged)}")
 
@@ -118,7 +121,7 @@ def show_methods(methods: Mapping[str, tuple[Method, Mapping[str, Any]]]) -> Non
 def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], None]]:
     """A bar of finished runs on stderr, with the cell that finished last."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(name, total=None)
 
         def on_run(done: int, total: int, run: dict[str, Any]) -> None:
@@ -134,7 +137,7 @@ def show_results(
     """Ours: mean and range over seeds; the paper's figure in brackets beside it."""
     quick = " (quick: digits instead of the paper's data)" if experiment.quick else ""
     drawn = Table(
-        title=f"{experiment.title}{quick}", title_justify="left", caption="mean over seeds, low–high, [paper]"
+        title=f"{experiment.title}{quick}", title_justify="left", caption="mean over seeds, low–high, \\[paper]"
     )
     drawn.add_column("cell")
     for column in experiment.methods:
@@ -146,4 +149,4 @@ def show_results(
             texts.append(f"{figure.mean:.1f}{published}\n[dim]{figure.low:.1f}–{figure.high:.1f}[/dim]")
         drawn.add_row(", ".join(f"{key} {value}" for key, value in cell.items()), *texts)
     out.print(drawn)
-    out.print(f"Accuracy in per cent. Every run, with partition, seconds and versions: {path}")
+    out.print(f"Accuracy in per cent. Every run, with partition, seconds and versions: {escape(str(path))}")

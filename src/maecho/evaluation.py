@@ -41,7 +41,10 @@ def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = N
     correct = examples = torch.zeros(0, dtype=torch.int64)
     for step in forward(model, batches, "evaluation", progress):
         if step.labels is None or not isinstance(step.output, Tensor) or step.output.dim() != 2:
-            raise UploadError("evaluation needs one whole-number label an example and a model with one output a class")
+            got = "no such labels" if step.labels is None else f"outputs {tuple(getattr(step.output, 'shape', ()))}"
+            raise UploadError(
+                f"evaluation needs one whole-number label an example and a model with one output a class, got {got}"
+            )
         labels, classes = step.labels.cpu(), step.output.shape[1]
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
             raise UploadError(
@@ -78,19 +81,24 @@ class Ensemble(nn.Module):
         self,
         models: Sequence[nn.Module],
         by: Literal["logits", "probabilities", "class-aware"] = "probabilities",
-        class_counts: Sequence[Tensor] | None = None,
+        class_counts: Sequence[Tensor | None] | None = None,
     ):
         super().__init__()
         if not models:
             raise UploadError("an ensemble must have at least one model, got none")
         if by not in ("logits", "probabilities", "class-aware"):
             raise ValueError(f"by must be logits, probabilities or class-aware, got {by!r}")
-        if by == "class-aware" and (class_counts is None or len(class_counts) != len(models)):
-            got = "none" if class_counts is None else f"those of {len(class_counts)}"
-            raise UploadError(f"a class-aware ensemble needs the class counts of its {len(models)} models, got {got}")
         self.models, self.by = nn.ModuleList(models), by
-        held = [counts >= HOLDS for counts in class_counts] if class_counts is not None else []
-        self._held = torch.stack(held).float() if by == "class-aware" else None
+        self._held = None
+        if by == "class-aware":
+            counts = [one for one in class_counts or () if one is not None]
+            if len(counts) != len(models) or len({len(one) for one in counts}) != 1:
+                classes = ", ".join(str(len(one)) for one in counts)
+                got = f"those of {len(counts)}, with {classes} classes" if counts else "none"
+                raise UploadError(
+                    f"a class-aware ensemble needs the class counts of its {len(models)} models, got {got}"
+                )
+            self._held = (torch.stack(counts) >= HOLDS).float()
 
     def forward(self, x: Any) -> Tensor:
         outputs = torch.stack([model(x) for model in self.models])

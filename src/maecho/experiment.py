@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Experiment:
         """A config by name from `experiments/`, or by path. `quick`: the same on small data."""
         path = find(name)
         try:
-            raw = tomllib.loads(path.read_text())
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
             raise UploadError(f"{path} must be a TOML file, got: {error}") from error
         changes = raw.pop("quick", {})
@@ -64,12 +64,29 @@ class Experiment:
                 paper=raw.get("paper", {}),
                 quick=quick,
             )
-            for options in experiment.methods.values():
-                if options["method"] not in NOT_METHODS:
-                    choose(**options)
+            experiment._check(raw.keys())
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"{path} must describe an experiment, got a mistake at {error}") from error
         return experiment
+
+    def _check(self, keys: Collection[str]) -> None:
+        """A slip of the pen must not run as something else."""
+        unknown = sorted(set(keys) - {f.name for f in fields(self)})
+        if unknown:
+            raise ValueError(f"{unknown[0]!r}, which means nothing here")
+        for cell in self.cells:
+            if cell["clients"] < 1 or not cell["beta"] > 0 or cell.get("init", "same") not in ("same", "different"):
+                raise ValueError(f"the cell {cell}: clients and beta must be positive, init same or different")
+        for options in self.methods.values():
+            if options["method"] not in NOT_METHODS:
+                choose(**options)
+            elif options.get("by", "probabilities") not in ("logits", "probabilities", "class-aware"):
+                raise ValueError(f"by must be logits, probabilities or class-aware, got {options['by']!r}")
+
+
+def settings(options: Mapping[str, Any]) -> str:
+    """A column's method with its defaults filled in, so that a changed default is not taken for the old one."""
+    return repr(dict(options) if options["method"] in NOT_METHODS else choose(**options)[1])
 
 
 def folder() -> Path:
@@ -110,7 +127,7 @@ class Figure:
 
 def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
     """Mean and spread over seeds for every cell that has runs."""
-    published = json.loads((folder() / "paper.json").read_text()) if experiment.paper else {}
+    published = json.loads((folder() / "paper.json").read_text(encoding="utf-8")) if experiment.paper else {}
     rows = published[experiment.paper["table"]]["rows"] if experiment.paper and not experiment.quick else []
     table = []
     for cell in experiment.cells:

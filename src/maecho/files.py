@@ -45,13 +45,19 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_whole(path, lambda name: name.write_text(json.dumps(content, indent=1) + "\n"))
+    write_whole(path, lambda name: name.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8"))
 
 
 def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """`kind` says what the file is: "upload" or "model"."""
     header = {KEY: json.dumps({"kind": kind, "version": VERSION, **about})}
-    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    flat: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        flat[name] = tensor.clone() if place in places else tensor  # safetensors refuses memory that is shared
+        places.add(place)
     write_whole(path, lambda name: save_file(flat, name, metadata=header))
 
 
@@ -88,12 +94,11 @@ def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda name: True) 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """The weights of any safetensors file: an upload's are under their prefix, with tied names beside."""
     tensors = read_tensors(path)
-    try:
-        about = read_about(path, "upload")
-    except UploadError:
+    if not any(name.startswith("weights/") for name in tensors):
         return tensors
+    about = read_about(path, "upload")
     weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
-    return weights | {name: weights[kept] for name, kept in about["aliases"].items()}
+    return weights | {name: weights[kept] for name, kept in about.get("aliases", {}).items() if kept in weights}
 
 
 def _unreadable(path: Path, error: Exception) -> UploadError:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho.errors import UploadError
 from maecho.progress import track
 
 
@@ -36,14 +37,27 @@ def forward(model: nn.Module, batches: Iterable[Any], label: str, progress: bool
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with _evaluating(model):
         for batch in track(batches, label, show=progress):
-            x, y = (
-                (batch[0], batch[1] if len(batch) > 1 else None) if isinstance(batch, tuple | list) else (batch, None)
-            )
+            x, y = _split(batch, label)
             size = len(next(iter(x.values())) if isinstance(x, Mapping) else x)
             if size:
-                with torch.no_grad():
-                    output = _call(model, x, device)
+                if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
+                    raise UploadError(f"{label}: the inputs must be finite, got NaN or infinity")
+                try:
+                    with torch.no_grad():
+                        output = _call(model, x, device)
+                except RuntimeError as error:
+                    reason = " ".join(str(error).split())
+                    shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+                    raise UploadError(f"{label}: the model must take inputs {shape}, got an error: {reason}") from error
                 yield Pass(x, _class_labels(y, size), output, size)
+
+
+def _split(batch: Any, label: str) -> tuple[Any, Any]:
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if not batch:
+        raise UploadError(f"{label}: a batch must hold inputs, got an empty {type(batch).__name__}")
+    return batch[0], batch[1] if len(batch) > 1 else None
 
 
 def _call(model: nn.Module, x: Any, device: torch.device) -> Any:

@@ -40,6 +40,11 @@ class Moments:
     """Of one input, before it was flattened to d."""
 
     def __post_init__(self) -> None:
+        wrong = self.covariances.malformed()
+        if wrong:
+            raise ValueError(f"class covariances must be {wrong}")
+        if self.means.dim() != 2 or self.classes.dim() != 1 or self.counts.dim() != 1:
+            raise ValueError(f"class means must be [classes, inputs], got shape {tuple(self.means.shape)}")
         k, d = self.means.shape
         if not (len(self.classes) == len(self.counts) == len(self.covariances.values) == k):
             raise ValueError(f"moments must speak of the same classes throughout, got means of {k}")
@@ -94,7 +99,7 @@ class ClassScatter:
     """A Scatter for every class that turns up."""
 
     def __init__(self) -> None:
-        self.shape: tuple[int, ...] = ()
+        self.shape: tuple[int, ...] | None = None
         self._classes: dict[int, Scatter] = {}
 
     def add(self, x: Tensor, labels: Tensor | None) -> None:
@@ -107,6 +112,7 @@ class ClassScatter:
             self._classes.setdefault(label, Scatter(x.shape[1])).add(x[labels == label].cpu())
 
     def moments(self) -> Moments:
+        assert self.shape is not None
         labels = sorted(self._classes)
         parts = [self._classes[label].covariance() for label in labels]
         rank = max(part.rank for part in parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,11 +25,15 @@ def call(name: str, what: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, TypeError, SyntaxError) as error:
         raise UploadError(f"{what}: cannot import {module_name!r} ({error})") from error
     factory = getattr(module, factory_name, None)
     if not callable(factory):
         raise UploadError(f"{what}: {module_name!r} must have a function {factory_name!r}, got none")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise UploadError(f"{what}: {name} must be a function without arguments, got one that has ({error})") from error
     return factory()
 
 

@@ -30,7 +30,7 @@ from maecho.aggregation import aggregate, choose
 from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
-from maecho.experiment import NOT_METHODS, Cell, Experiment, results_path
+from maecho.experiment import NOT_METHODS, Cell, Experiment, results_path, settings
 from maecho.upload import Upload
 
 RECIPE = 1
@@ -51,7 +51,7 @@ def reproduce(
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
         raise UploadError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
     path = results_path(experiment, out)
-    results = _read_results(path, experiment)
+    results, others = _read_results(path, experiment)
     todo = []
     for cell in experiment.cells:
         for seed in experiment.seeds:
@@ -65,28 +65,37 @@ def reproduce(
         results["runs"] = sorted(
             [*same, run], key=lambda r: (order.get(json.dumps(r["cell"], sort_keys=True), len(order)), r["seed"])
         )
-        files.write_json(path, results)
+        files.write_json(path, {**results, "runs": results["runs"] + others})
         done += 1
-        if on_run:
+        if on_run is not None:
             on_run(done, len(experiment.cells) * len(experiment.seeds), run)
     return results
 
 
-def _read_results(path: Path, experiment: Experiment) -> dict[str, Any]:
-    fresh = {"experiment": experiment.name, "title": experiment.title, "quick": experiment.quick, "runs": []}
-    if not path.exists():
-        return fresh
+def _read_results(path: Path, experiment: Experiment) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Results of these very clients, and runs of others (trained otherwise) that stay in the file untouched."""
+    results: dict[str, Any] = {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "quick": experiment.quick,
+        "runs": [],
+    }
+    others: list[dict[str, Any]] = []
     try:
-        old = json.loads(path.read_text())
-        kept = [run for run in old["runs"] if run["made_of"] == _made_of(experiment, run["cell"], run["seed"])]
-    except (KeyError, TypeError, ValueError) as error:
+        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
+        for run in old["runs"]:
+            for column in dict(run["columns"]).values():
+                float(column["accuracy"])
+            ours = run["made_of"] == _made_of(experiment, run["cell"], run["seed"])
+            (results["runs"] if ours else others).append(run)
+    except (KeyError, TypeError, ValueError, OSError) as error:
         raise UploadError(f"{path} must hold results of {experiment.name}, got something else; move it away") from error
-    return {**fresh, "runs": kept}
+    return results, others
 
 
 def _columns_to_do(experiment: Experiment, old: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
     done = old["columns"] if old else {}
-    return {c: dict(o) for c, o in experiment.methods.items() if done.get(c, {}).get("options") != dict(o)}
+    return {c: o for c, o in experiment.methods.items() if done.get(c, {}).get("settings") != settings(o)}
 
 
 def _all(
@@ -140,7 +149,11 @@ def run_cell(
         began_column = time.perf_counter()
         made = _apply(experiment, options, models, uploads)
         seconds = time.perf_counter() - began_column
-        found[column] = {"options": dict(options), "accuracy": _accuracy(made, test), "seconds": round(seconds, 4)}
+        found[column] = {
+            "settings": settings(options),
+            "accuracy": _accuracy(made, test),
+            "seconds": round(seconds, 4),
+        }
     kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
     return {
         "cell": dict(cell),

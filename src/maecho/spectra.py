@@ -137,6 +137,16 @@ class Spectrum:
         U = self.basis.to(M.dtype)
         return ((M @ U) * s) @ U.mT
 
+    def malformed(self) -> str | None:
+        """What is wrong with the shapes of its parts, as words that complete "… must be"."""
+        values = tuple(self.values.shape)
+        if len(values) != 2:
+            return f"given by eigenvalues [groups, rank], got shape {values}"
+        if self.basis is not None and (self.basis.dim() != 3 or self.basis.shape[::2] != values):
+            got = tuple(self.basis.shape)
+            return f"given by eigenvectors [groups, inputs, rank] to its eigenvalues {values}, got {got}"
+        return None
+
     def complaint(self, largest: float = float("inf")) -> str | None:
         """What is wrong with it, as words that complete "… must be"; None if it is what it says.
 

@@ -35,6 +35,8 @@ class Gathered:
     examples: int
     order: tuple[str, ...]
     """Layers in order of execution; those that never ran come last."""
+    ran: int
+    """How many of them ran."""
     grams: dict[str, Spectrum]
     projectors: dict[str, Spectrum]
     class_counts: Tensor | None
@@ -55,7 +57,7 @@ def gather(
 ) -> Gathered:
     """One pass over a client's data."""
     wanted = set(statistics)
-    inputs = {layer.name: _Inputs(wanted) for layer in architecture.layers.values()}
+    inputs = {layer.name: _Inputs(wanted, layer.transposed) for layer in architecture.layers.values()}
     order: dict[str, None] = {}
     examples, labelled, outputs = 0, True, None
     class_counts: Tensor | None = None
@@ -80,10 +82,12 @@ def gather(
                 counts = _count(step.labels, outputs, client)
                 class_counts = counts if class_counts is None else class_counts + counts
             if "moments" in wanted:
-                if isinstance(step.inputs, Tensor) and step.inputs.is_floating_point():
-                    scatter.add(step.inputs.detach(), step.labels)
-                else:
+                if not (isinstance(step.inputs, Tensor) and step.inputs.is_floating_point()):
                     notes["moments"] = "the inputs are not one tensor of real numbers, so they have no mean"
+                elif scatter.shape not in (None, tuple(step.inputs.shape[1:])):
+                    notes["moments"] = "the inputs are not all of one shape, so they have no mean"
+                else:
+                    scatter.add(step.inputs.detach(), step.labels)
     if examples == 0:
         raise UploadError(f"{client}: the batches must hold at least one example, got none")
     if "classes" in wanted and (class_counts is None or not labelled):
@@ -106,6 +110,7 @@ def gather(
     return Gathered(
         examples=examples,
         order=tuple(run),
+        ran=len(order),
         grams=spectra(_Inputs.gram) if "gram" in wanted else {},
         projectors=spectra(_Inputs.projector) if "projector" in wanted else {},
         class_counts=class_counts,
@@ -118,8 +123,8 @@ def gather(
 class _Inputs:
     """What has reached one layer so far."""
 
-    def __init__(self, wanted: set[str]):
-        self._wanted = wanted
+    def __init__(self, wanted: set[str], one_hot: bool):
+        self._wanted, self._one_hot = wanted, one_hot
         self._gram: Tensor | None = None  # [g, d, d], or [1, d] for one-hot rows
         self._mean: MeanRecursion | None = None
 
@@ -160,7 +165,7 @@ class _Inputs:
 
     def gram(self, shape: tuple[int, int, int]) -> Spectrum:
         if self._gram is None:
-            return Spectrum.zero(shape[0], shape[2])
+            return self._nothing(shape)
         return Spectrum.of_diagonal(self._gram) if self._gram.dim() == 2 else Spectrum.of_dense(self._gram.cpu())
 
     def projector(self, shape: tuple[int, int, int]) -> Spectrum:
@@ -169,6 +174,12 @@ class _Inputs:
             return self._mean.spectrum()
         if self._gram is not None and self._gram.dim() == 2:
             return self.gram(shape).projector(recursion.DAMPING)
+        return self._nothing(shape)
+
+    def _nothing(self, shape: tuple[int, int, int]) -> Spectrum:
+        """Of the form that it has where something reached the layer, so that clients can be summed."""
+        if self._one_hot:
+            return Spectrum.of_diagonal(torch.zeros(1, shape[2], dtype=torch.float64))
         return Spectrum.zero(shape[0], shape[2])
 
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from maecho import files
+from maecho import checks, files
 from maecho._version import __version__
 from maecho.errors import UploadError
 from maecho.layers import Layer
 from maecho.moments import Moments
 from maecho.spectra import Spectrum
+from maecho.statistics import STATISTICS
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,16 +49,15 @@ class Upload:
     """How each statistic was made, and what else is worth knowing."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.client, str) or not self.client.strip():
-            raise UploadError(f"a client must have a name, got {self.client!r}")
         for name in ("weights", "aliases", "grams", "projectors", "recipe"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        _check_weights(self)
-        _check_spectra(self, "gram", float("inf"))
-        _check_spectra(self, "projector", 1.0)
-        _check_classes(self)
+        checks.weights(self)
+        for kind, largest in (("gram", float("inf")), ("projector", 1.0)):
+            spectra = checks.spectra(self, kind, getattr(self, f"{kind}s"), largest)
+            object.__setattr__(self, f"{kind}s", MappingProxyType(spectra))
+        checks.classes(self)
         if self.moments is not None:
-            _check_moments(self, self.moments)
+            checks.moments(self, self.moments)
 
     @property
     def has(self) -> frozenset[str]:
@@ -78,7 +77,7 @@ class Upload:
 
     def architecture(self) -> dict[str, Any]:
         return {
-            "weights": {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in self.weights.items()},
+            "weights": {name: _described(tensor) for name, tensor in self.weights.items()},
             "layers": {layer.name: asdict(layer) for layer in self.layers},
             "head": self.head,
             "aliases": dict(self.aliases),
@@ -100,6 +99,7 @@ class Upload:
             "input_shape": None if self.moments is None else list(self.moments.shape),
             "recipe": dict(self.recipe),
             "made_by": f"maecho {__version__}",
+            "tensors": {name: _described(tensor) for name, tensor in self.tensors().items()},
         }
         files.write_tensors(Path(path), "upload", self.tensors(), about)
 
@@ -121,15 +121,15 @@ class Upload:
     def load(cls, path: str | Path, only: Collection[str] | None = None) -> Upload:
         """Read a file; with `only`, of the statistics just these. Raises UploadError unless it is a sound upload."""
         path = Path(path)
-        about = files.read_about(path, "upload")
+        about = read_header(path)
         kept = None if only is None else {"weights", "classes", *only}
         tensors = files.read_tensors(path, lambda name: kept is None or name.split("/")[0] in kept)
+        _check_inventory(path, about, tensors, kept)
         try:
-            weights = {k.removeprefix("weights/"): t for k, t in tensors.items() if k.startswith("weights/")}
             upload = cls(
                 client=about["client"],
                 examples=about["examples"],
-                weights=weights,
+                weights={k.removeprefix("weights/"): t for k, t in tensors.items() if k.startswith("weights/")},
                 layers=tuple(Layer(**layer) for layer in about["layers"]),
                 head=about["head"],
                 aliases=about["aliases"],
@@ -143,7 +143,7 @@ class Upload:
             raise UploadError(f"{path}: {error}") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UploadError(
-                f"{path} must be a maecho upload, got one whose parts do not fit together ({error})"
+                f"{path} must be a maecho upload, got parts that do not fit together ({error})"
             ) from error
         if upload.fingerprint != about["fingerprint"]:
             raise UploadError(
@@ -151,6 +151,52 @@ class Upload:
                 f"names, got {upload.fingerprint}"
             )
         return upload
+
+
+HEADER: dict[str, tuple[type, ...]] = {
+    "client": (str,),
+    "examples": (int,),
+    "fingerprint": (str,),
+    "statistics": (list,),
+    "layers": (list,),
+    "head": (str, type(None)),
+    "aliases": (dict,),
+    "input_shape": (list, type(None)),
+    "recipe": (dict,),
+    "tensors": (dict,),
+}
+"""What the header of a file must say, and as what."""
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """All that a file says of itself, without reading its tensors."""
+    about = files.read_about(path, "upload")
+    for key, kinds in HEADER.items():
+        if key not in about:
+            raise UploadError(f"{path} must be a maecho upload, got one whose header has no {key!r}")
+        if not isinstance(about[key], kinds):
+            raise UploadError(f"{path} must be a maecho upload, got one whose header says {key} = {about[key]!r}")
+    if not set(about["statistics"]) <= set(STATISTICS):
+        raise UploadError(f"{path} must be a maecho upload, got one with the statistics {about['statistics']!r}")
+    return about
+
+
+def _described(tensor: Tensor) -> list[Any]:
+    return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+
+
+def _check_inventory(
+    path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor], kept: set[str] | None
+) -> None:
+    """Every tensor that the header lists, and no other: the absence of one could mean something else."""
+    listed = {name: d for name, d in about["tensors"].items() if kept is None or name.split("/")[0] in kept}
+    for name in listed.keys() | tensors.keys():
+        got = _described(tensors[name]) if name in tensors else "none"
+        if got != listed.get(name, "none"):
+            raise UploadError(
+                f"{path}: tensor {name!r} of {about['client']} must be {listed.get(name, 'none')} as the header says, "
+                f"got {got}"
+            )
 
 
 def _spectrum_tensors(key: str, spectrum: Spectrum) -> dict[str, Tensor]:
@@ -176,73 +222,3 @@ def _read_moments(tensors: Mapping[str, Tensor], shape: list[int] | None) -> Mom
         covariances=_read_spectra("moments", tensors)["covariances"],
         shape=tuple(shape),
     )
-
-
-def _check_weights(upload: Upload) -> None:
-    if isinstance(upload.examples, bool) or not isinstance(upload.examples, int) or upload.examples < 1:
-        raise UploadError(f"{upload.client}: the number of examples must be at least 1, got {upload.examples!r}")
-    if not upload.weights:
-        raise UploadError(f"{upload.client}: an upload must carry weights, got none")
-    for name, tensor in upload.weights.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UploadError(f"{upload.client}: weight {name!r} must be finite, got NaN or infinity")
-    for layer in upload.layers:
-        for part in (layer.weight, layer.bias):
-            if part is not None and part not in upload.weights:
-                raise UploadError(f"{upload.client}: layer {layer.name!r} must have its weight {part!r}, got none")
-
-
-def _check_spectra(upload: Upload, kind: str, largest: float) -> None:
-    spectra: dict[str, Spectrum] = dict(upload.grams if kind == "gram" else upload.projectors)
-    if not spectra:
-        return
-    layers = {layer.name: layer for layer in upload.layers}
-    for name in layers.keys() ^ spectra.keys():
-        expected, came = ("one", "none") if name in layers else ("none, there is no such layer", "one")
-        raise UploadError(f"{upload.client}: {kind} of {name!r}: expected {expected}, got {came}")
-    for name, found in spectra.items():
-        if isinstance(found, Tensor):
-            found = spectra[name] = _from_dense(upload.client, kind, name, found)
-        groups, _, d = layers[name].shape(upload.weights)
-        got = (found.values.shape[0], found.width)
-        if got != (groups, d):
-            raise UploadError(
-                f"{upload.client}: {kind} of {name!r} must be {d}x{d} in {groups} group(s) to match its weight, "
-                f"got {got[1]}x{got[1]} in {got[0]}"
-            )
-        wrong = found.complaint(largest)
-        if wrong:
-            raise UploadError(f"{upload.client}: {kind} of {name!r} must be {wrong}")
-    object.__setattr__(upload, f"{kind}s", MappingProxyType(spectra))
-
-
-def _from_dense(client: str, kind: str, name: str, matrix: Tensor) -> Spectrum:
-    """A statistic may also be given as a plain d by d matrix."""
-    if matrix.dim() not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
-        raise UploadError(f"{client}: {kind} of {name!r} must be a square matrix, got shape {tuple(matrix.shape)}")
-    try:
-        return Spectrum.of_dense(matrix.reshape(-1, *matrix.shape[-2:])).to(dtype=torch.float32)
-    except ValueError as error:
-        raise UploadError(f"{client}: {kind} of {name!r} must be {error}") from error
-
-
-def _check_classes(upload: Upload) -> None:
-    counts = upload.class_counts
-    if counts is None:
-        return
-    if counts.dim() != 1 or counts.is_floating_point() or bool((counts < 0).any()):
-        raise UploadError(
-            f"{upload.client}: class counts must be one whole number a class, none negative, got {counts}"
-        )
-    if int(counts.sum()) != upload.examples:
-        raise UploadError(
-            f"{upload.client}: class counts must sum to its {upload.examples} examples, got {int(counts.sum())}"
-        )
-
-
-def _check_moments(upload: Upload, moments: Moments) -> None:
-    if not moments.means.isfinite().all():
-        raise UploadError(f"{upload.client}: class means must be finite, got NaN or infinity")
-    wrong = moments.covariances.complaint()
-    if wrong:
-        raise UploadError(f"{upload.client}: class covariances must be {wrong}")

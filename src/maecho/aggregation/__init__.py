@@ -13,6 +13,7 @@ from maecho.aggregation.cohort import Cohort, Source
 from maecho.aggregation.ma_echo import Iteration, MAEcho
 from maecho.aggregation.regmean import RegMean
 from maecho.aggregation.result import Merged, Method
+from maecho.errors import UploadError
 
 METHODS: dict[str, Method] = {
     "fedavg": FedAvg(),
@@ -32,11 +33,13 @@ def choose(method: str | Method, **options: Any) -> tuple[str, Method]:
         name, found = method, METHODS[method]
     else:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    known_options = [f.name for f in dataclasses.fields(found)]  # type: ignore[arg-type]
+    if isinstance(found, type) or not dataclasses.is_dataclass(found):
+        raise ValueError(f"method must be a name or a method with its options, got {found!r}")
+    known_options = [f.name for f in dataclasses.fields(found)]
     for option in options:
         if option not in known_options:
             raise ValueError(f"{name} has the options {', '.join(known_options) or 'none'}, got {option!r}")
-    return name, dataclasses.replace(found, **options)  # type: ignore[type-var]
+    return name, dataclasses.replace(found, **options)
 
 
 def aggregate(uploads: Iterable[Source], method: str | Method = "ma-echo", **options: Any) -> Merged:
@@ -54,6 +57,12 @@ def aggregate(uploads: Iterable[Source], method: str | Method = "ma-echo", **opt
     cohort = Cohort(uploads, chosen.needs, name)
     began = time.perf_counter()
     merged = chosen(cohort)
+    lost = [key for key, tensor in merged.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if lost:
+        raise UploadError(
+            f"{name} must end in finite weights, got NaN or infinity in {lost[0]!r}; its steps diverged, or a sum was "
+            f"too large for {merged[lost[0]].dtype}"
+        )
     merged.recipe = {
         "method": name,
         "options": repr(chosen),

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from maecho.aggregation.options import one_of
 from maecho.aggregation.result import Merged, assemble
 from maecho.errors import UploadError
 from maecho.upload import Upload
@@ -64,7 +65,8 @@ class ClassAwareHead:
         counts = upload.class_counts
         if upload.head is None or counts is None:
             raise UploadError(
-                f"{upload.client}: a class-aware head needs class counts and a last layer of one row a class"
+                f"{upload.client}: a class-aware head needs class counts and a last layer of one row a class, "
+                f"got {'no last layer' if upload.head is None else 'no counts'}"
             )
         W = next(layer for layer in upload.layers if layer.name == upload.head).matrix(upload.weights).double()
         weight = (counts >= HOLDS).double()
@@ -94,10 +96,8 @@ class FedAvg:
     head: Literal["average", "class-aware"] = "average"
 
     def __post_init__(self) -> None:
-        if self.weighting not in ("examples", "uniform"):
-            raise ValueError(f"weighting must be examples or uniform, got {self.weighting!r}")
-        if self.head not in ("average", "class-aware"):
-            raise ValueError(f"head must be average or class-aware, got {self.head!r}")
+        one_of("weighting", self.weighting, ("examples", "uniform"))
+        one_of("head", self.head, ("average", "class-aware"))
 
     @property
     def needs(self) -> frozenset[str]:

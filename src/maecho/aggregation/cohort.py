@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from maecho import files
 from maecho.errors import UploadError
-from maecho.upload import Upload
+from maecho.upload import Upload, read_header
 
 Source = Upload | str | Path
 
@@ -45,6 +44,9 @@ class Cohort(Sequence[Upload]):
             if about["fingerprint"] != abouts[0]["fingerprint"]:
                 raise UploadError(difference(self[0], self[index]))
 
+        self.has = frozenset.intersection(*(frozenset(about["statistics"]) for about in abouts))
+        """The statistics that every upload carries."""
+
     def _about(self, source: Source) -> dict[str, Any]:
         if isinstance(source, Upload):
             return {
@@ -53,11 +55,9 @@ class Cohort(Sequence[Upload]):
                 "statistics": sorted(source.has),
                 "place": "in memory",
             }
-        about = files.read_about(Path(source), "upload")
-        missing = {"client", "fingerprint", "statistics"} - about.keys()
-        if missing:
-            raise UploadError(f"{source} must be a maecho upload, got one without {', '.join(sorted(missing))}")
-        return {**about, "place": str(source)}
+        if not isinstance(source, str | Path):
+            raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
+        return {**read_header(Path(source)), "place": str(source)}
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -82,9 +82,9 @@ def difference(one: Upload, other: Upload) -> str:
     """The first place where two architectures differ, in one sentence."""
     words: Callable[[list[Any]], str] = lambda w: f"{w[0]} {'x'.join(map(str, w[1:])) or 'scalar'}"  # noqa: E731
     a, b = one.architecture(), other.architecture()
-    for name in a["weights"].keys() - b["weights"].keys():
+    for name in sorted(a["weights"].keys() - b["weights"].keys()):
         return f"{other.client}: weight {name!r} must be there as in {one.client}, got none"
-    for name in b["weights"].keys() - a["weights"].keys():
+    for name in sorted(b["weights"].keys() - a["weights"].keys()):
         return f"{other.client}: weights must be those of {one.client}, got {name!r} besides"
     for name, expected in a["weights"].items():
         got = b["weights"][name]

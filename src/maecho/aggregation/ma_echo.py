@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from maecho.aggregation.average import ClassAwareHead, Mean
+from maecho.aggregation.cohort import Cohort
 from maecho.aggregation.echo import Echo, Steps, echo
 from maecho.aggregation.limits import Limit
+from maecho.aggregation.options import POSITIVE, number, one_of
 from maecho.aggregation.result import Merged, assemble
-from maecho.errors import UploadError
 from maecho.layers import Layer
 from maecho.progress import track
 from maecho.spectra import Spectrum
@@ -75,23 +76,22 @@ class MAEcho:
     watch: Callable[[Iteration], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        choices = {
-            "form": ("released", "printed", "anchored"),
-            "alpha": ("uniform", "qp"),
-            "projector": (None, "batch-mean", "exact"),
-            "solver": ("iterate", "limit"),
-            "head": (None, "class-aware", "iterate"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                words = ", ".join(str(choice) for choice in allowed)
-                raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
-        if self.steps is not None and self.steps < 0:
-            raise ValueError(f"steps must be at least 0, got {self.steps}")
-        for name in ("step_size", "mu", "damping", "cap"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        one_of("form", self.form, ("released", "printed", "anchored"))
+        one_of("alpha", self.alpha, ("uniform", "qp"))
+        one_of("projector", self.projector, (None, "batch-mean", "exact"))
+        one_of("solver", self.solver, ("iterate", "limit"))
+        one_of("head", self.head, (None, "class-aware", "iterate"))
+        one_of("normalise", self.normalise, (None, True, False))
+        if self.steps is not None:
+            number("steps", self.steps, "a whole number, at least 0", 0, whole=True)
+        if self.step_size is not None:
+            number("step_size", self.step_size, POSITIVE, 0)
+        number("mu", self.mu, POSITIVE, 0)
+        number("damping", self.damping, POSITIVE, 0)
+        number("cap", self.cap, POSITIVE, 0)
+        number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
+        if not (self.watch is None or callable(self.watch)):
+            raise ValueError(f"watch must be a function, got {self.watch!r}")
         if self.normalise and self.form == "anchored":
             raise ValueError("normalise must be off in the anchored form, which has no step of V_i to normalise")
         if self.solver == "limit" and (self.alpha == "qp" or self.normalise or self.watch):
@@ -101,15 +101,17 @@ class MAEcho:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"projector" if self._projector == "batch-mean" else "gram"})
+        statistic = "projector" if self._projector == "batch-mean" else "gram"
+        return frozenset({statistic, "classes"} if self.head == "class-aware" else {statistic})
 
     @property
     def _projector(self) -> str:
         return self.projector or ("batch-mean" if self.form == "released" else "exact")
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        uploads = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "ma-echo")
         first = uploads[0]
-        method = self._for(first)
+        method = self._for(first, "classes" in uploads.has)
         if method.alpha == "qp" and method.cap < 1 / len(uploads):
             raise ValueError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
         gathered = _Gathered(method, first)
@@ -134,20 +136,20 @@ class MAEcho:
             return gathered.result({name: e.client(index) for name, e in echoes.items()})
 
         assert self.steps is not None
-        if self.watch:
+        if self.watch is not None:
             self.watch(Iteration(0, global_model, client_model))
         for step in track(range(1, self.steps + 1), "ma-echo"):
             for one in echoes.values():
                 one.step()
-            if self.watch:
+            if self.watch is not None:
                 self.watch(Iteration(step, global_model, client_model))
         return global_model()
 
-    def _for(self, upload: Upload) -> MAEcho:
-        """With every None filled in."""
+    def _for(self, upload: Upload, counted: bool) -> MAEcho:
+        """With every None filled in; `counted`: all clients count their classes."""
         convolutions = any(upload.weights[layer.weight].dim() > 2 for layer in upload.layers)
         released = self.form == "released"
-        counted = upload.class_counts is not None and upload.head is not None
+        counted = counted and upload.head is not None
         normalise = released and convolutions and self.solver == "iterate"
         size = (0.05 if convolutions else 1.6) if released else 0.5
         return replace(
@@ -188,10 +190,6 @@ class _Gathered:
         self._method, self._first = method, first
         self._mean, self._uniform = Mean("examples"), Mean("uniform")
         self._head = ClassAwareHead("uniform") if method.head == "class-aware" else None
-        if self._head and first.head is None:
-            raise UploadError(
-                f"{first.client}: a class-aware head needs class counts and a last layer of one row a class"
-            )
         self._layers: list[Layer] = [x for x in first.layers if not (self._head and x.name == first.head)]
         self._silent = {layer.name for layer in self._layers}
         self._start: dict[str, Tensor] | None = None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.options import NOT_NEGATIVE, number
 from maecho.aggregation.result import Merged, assemble
 from maecho.spectra import divide, mean_eigenvalue, plus_identity, times
 from maecho.upload import Upload
@@ -32,10 +33,8 @@ class RegMean:
     shrink: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.ridge >= 0:
-            raise ValueError(f"ridge must be at least 0, got {self.ridge}")
-        if not 0 <= self.shrink <= 1:
-            raise ValueError(f"shrink must lie in [0, 1], got {self.shrink}")
+        number("ridge", self.ridge, NOT_NEGATIVE, 0)
+        number("shrink", self.shrink, "in [0, 1]", 0, 1)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -28,8 +28,7 @@ class Merged(dict[str, Tensor]):
     def save(self, path: str | Path) -> None:
         """One safetensors file that any tool can read, with the recipe in its header."""
         about = {"recipe": self.recipe, "averaged": list(self.averaged), "made_by": f"maecho {__version__}"}
-        # Tied names share memory, which safetensors refuses: each is written as a tensor of its own.
-        files.write_tensors(Path(path), "model", {name: tensor.clone() for name, tensor in self.items()}, about)
+        files.write_tensors(Path(path), "model", self, about)
 
     @classmethod
     def load(cls, path: str | Path) -> Merged:

@@ -1,0 +1,123 @@
+"""What makes an upload sound. A failed check is one sentence: the client, what was expected, what came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from maecho.errors import UploadError
+from maecho.moments import Moments
+from maecho.spectra import Spectrum
+
+if TYPE_CHECKING:
+    from maecho.upload import Upload
+
+
+def weights(upload: Upload) -> None:
+    """Name, number of examples, weights, and the layers that are read from them."""
+    client = upload.client
+    if not isinstance(client, str) or not client.strip():
+        raise UploadError(f"a client must have a name, got {client!r}")
+    if isinstance(upload.examples, bool) or not isinstance(upload.examples, int) or upload.examples < 1:
+        raise UploadError(f"{client}: the number of examples must be at least 1, got {upload.examples!r}")
+    if not upload.weights:
+        raise UploadError(f"{client}: an upload must carry weights, got none")
+    for name, tensor in upload.weights.items():
+        if not isinstance(tensor, Tensor):
+            raise UploadError(f"{client}: weight {name!r} must be a tensor, got {type(tensor).__name__}")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UploadError(f"{client}: weight {name!r} must be finite, got NaN or infinity")
+    for alias, kept in upload.aliases.items():
+        if kept not in upload.weights:
+            raise UploadError(f"{client}: {alias!r} must be tied to a weight, got {kept!r}, which is not there")
+    for layer in upload.layers:
+        for part, axes in ((layer.weight, 2), (layer.bias, 1)):
+            if part is not None and part not in upload.weights:
+                raise UploadError(f"{client}: layer {layer.name!r} must have its weight {part!r}, got none")
+            if part is not None and upload.weights[part].dim() < axes:
+                shape = tuple(upload.weights[part].shape)
+                raise UploadError(
+                    f"{client}: {part!r} must have at least {axes} axes to be read as a matrix, got {shape}"
+                )
+    if upload.head is not None and upload.head not in {layer.name for layer in upload.layers}:
+        raise UploadError(f"{client}: the head must be one of its layers, got {upload.head!r}")
+
+
+def spectra(upload: Upload, kind: str, found: Mapping[str, Spectrum | Tensor], largest: float) -> dict[str, Spectrum]:
+    """Grams or projectors: one a layer, of its size, symmetric, with eigenvalues from 0 to `largest`.
+
+    A plain d by d matrix is accepted and brought into factored form.
+    """
+    if not found:
+        return {}
+    client, layers = upload.client, {layer.name: layer for layer in upload.layers}
+    for name in sorted(layers.keys() ^ found.keys()):
+        expected, came = ("one", "none") if name in layers else ("none, there is no such layer", "one")
+        raise UploadError(f"{client}: {kind} of {name!r}: expected {expected}, got {came}")
+    checked = {}
+    for name, one in found.items():
+        groups, _, d = layers[name].shape(upload.weights)
+        spectrum = _from_dense(f"{client}: {kind} of {name!r}", one) if isinstance(one, Tensor) else one
+        if not isinstance(spectrum, Spectrum):
+            raise UploadError(f"{client}: {kind} of {name!r} must be a Spectrum or a matrix, got {type(one).__name__}")
+        if spectrum.basis is None and not layers[name].transposed:
+            raise UploadError(f"{client}: {kind} of {name!r} must have eigenvectors, got eigenvalues alone")
+        wrong = spectrum.malformed()
+        if wrong:
+            raise UploadError(f"{client}: {kind} of {name!r} must be {wrong}")
+        got = (spectrum.values.shape[0], spectrum.width)
+        if got != (groups, d):
+            raise UploadError(
+                f"{client}: {kind} of {name!r} must be {d}x{d} in {groups} group(s) to match its weight, "
+                f"got {got[1]}x{got[1]} in {got[0]}"
+            )
+        wrong = spectrum.complaint(largest)
+        if wrong:
+            raise UploadError(f"{client}: {kind} of {name!r} must be {wrong}")
+        checked[name] = spectrum
+    return checked
+
+
+def _from_dense(what: str, matrix: Tensor) -> Spectrum:
+    if matrix.dim() not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
+        raise UploadError(f"{what} must be a square matrix, got shape {tuple(matrix.shape)}")
+    try:
+        return Spectrum.of_dense(matrix.reshape(-1, *matrix.shape[-2:])).to(dtype=torch.float32)
+    except ValueError as error:
+        raise UploadError(f"{what} must be {error}") from error
+
+
+def classes(upload: Upload) -> None:
+    counts = upload.class_counts
+    if counts is None:
+        return
+    if counts.dim() != 1 or counts.is_floating_point() or bool((counts < 0).any()):
+        raise UploadError(
+            f"{upload.client}: class counts must be one whole number a class, none negative, got {counts.tolist()}"
+        )
+    head = next((layer for layer in upload.layers if layer.name == upload.head), None)
+    if head is not None and len(counts) != head.shape(upload.weights)[1]:
+        raise UploadError(
+            f"{upload.client}: class counts must be of the {head.shape(upload.weights)[1]} classes of the head, "
+            f"got {len(counts)}"
+        )
+    if int(counts.sum()) != upload.examples:
+        raise UploadError(
+            f"{upload.client}: class counts must sum to its {upload.examples} examples, got {int(counts.sum())}"
+        )
+
+
+def moments(upload: Upload, found: Moments) -> None:
+    if not found.means.isfinite().all():
+        raise UploadError(f"{upload.client}: class means must be finite, got NaN or infinity")
+    if int(found.counts.sum()) != upload.examples or bool((found.counts < 1).any()):
+        raise UploadError(
+            f"{upload.client}: counts of the class moments must be positive and sum to its {upload.examples} examples, "
+            f"got {int(found.counts.sum())}"
+        )
+    wrong = found.covariances.complaint()
+    if wrong:
+        raise UploadError(f"{upload.client}: class covariances must be {wrong}")
