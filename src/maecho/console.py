@@ -134,19 +134,26 @@ def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], Non
 def show_results(
     experiment: Experiment, table: Sequence[tuple[Mapping[str, Any], Mapping[str, Figure]]], path: Path
 ) -> None:
-    """Ours: mean and range over seeds; the paper's figure in brackets beside it."""
+    """Ours: mean and range over seeds; the paper's figure in brackets below. As many columns at a time as fit."""
     quick = " (quick: digits instead of the paper's data)" if experiment.quick else ""
-    drawn = Table(
-        title=f"{experiment.title}{quick}", title_justify="left", caption="mean over seeds, low–high, \\[paper]"
-    )
-    drawn.add_column("cell")
-    for column in experiment.methods:
-        drawn.add_column(column, justify="right")
-    for cell, figures in table:
-        texts = []
-        for figure in figures.values():
-            published = "" if figure.paper is None else f" \\[{figure.paper:.1f}]"
-            texts.append(f"{figure.mean:.1f}{published}\n[dim]{figure.low:.1f}–{figure.high:.1f}[/dim]")
-        drawn.add_row(", ".join(f"{key} {value}" for key, value in cell.items()), *texts)
-    out.print(drawn)
-    out.print(f"Accuracy in per cent. Every run, with partition, seconds and versions: {escape(str(path))}")
+    out.print(f"[bold]{escape(experiment.title)}{quick}[/bold]: mean over seeds, low–high, \\[paper], in per cent")
+    columns = list(experiment.methods)
+    width = max(9, *(len(word) for column in columns for word in column.split("-")))
+    at_once = max(1, (out.width - 28) // (width + 3))
+    for first in range(0, len(columns), at_once):
+        drawn = Table(show_lines=True)
+        for key in experiment.cells[0]:
+            drawn.add_column(key)
+        for column in columns[first : first + at_once]:
+            drawn.add_column(
+                column.replace("-", "-\n") if len(column) > width else column, justify="right", no_wrap=True
+            )
+        for cell, figures in table:
+            drawn.add_row(*map(str, cell.values()), *(_figure(figures[c]) for c in columns[first : first + at_once]))
+        out.print(drawn)
+    out.print(f"Every run, with partition, seconds and versions: {escape(str(path))}")
+
+
+def _figure(figure: Figure) -> str:
+    published = "" if figure.paper is None else f"\n\\[{figure.paper:.1f}]"
+    return f"{figure.mean:.1f}\n[dim]{figure.low:.1f}–{figure.high:.1f}[/dim]{published}"
