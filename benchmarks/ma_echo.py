@@ -22,7 +22,7 @@ from maecho.networks import build
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import one_shot
 
-EXAMPLES, BATCH, REPEATS = 60_000, 64, 5
+EXAMPLES, BATCH, REPEATS = 60_000, 64, 3
 
 
 def make_uploads(count: int) -> list[maecho.Upload]:
@@ -67,7 +67,7 @@ def main() -> None:
 
         slow_result, fast_result = literal(uploads), fast()
         difference = max(float((fast_result[key] - value).norm() / value.norm()) for key, value in slow_result.items())
-        slow_s = median_seconds(lambda uploads=uploads: literal(uploads), 3 if count > 10 else REPEATS)  # type: ignore[misc]
+        slow_s = median_seconds(lambda uploads=uploads: literal(uploads), REPEATS)  # type: ignore[misc]
         fast_s = median_seconds(fast, REPEATS)
         ranks = "/".join(str(spectrum.rank) for spectrum in uploads[0].projectors.values())
         print(f"{count:>8} {ranks:>16} {slow_s:>10.3f} {fast_s:>11.3f} {slow_s / fast_s:>6.1f} {difference:>11.1e}")

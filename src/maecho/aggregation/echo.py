@@ -9,8 +9,8 @@ With P_i = U_i diag(s_i) U_iᵀ everything that differs between clients lives in
 
     W = W⁰ − H Uᵀ,    V_i = c W_i + S + L_i U_iᵀ,    S = σ W⁰ − F Uᵀ
 
-with scalars c, σ and matrices H, F, L of one column for each of U. An iteration needs the products of W, S and W_i with
-U, which follow from UᵀU without ever touching N dense matrices. Where each client's step is normalised (Norm) the V_i
+with scalars c, σ and matrices H, F, L of one column for each of U. An iteration needs (W − V_i) U_i, which follows from
+UᵀU without ever touching N dense matrices. Where each client's step is normalised (Norm) the V_i
 part ways and are kept one by one.
 """
 
@@ -126,7 +126,11 @@ class Columns:
 
 
 class SharedEcho:
-    """W and all V_i in the columns of U."""
+    """W and all V_i in the columns of U.
+
+    The gap E_i = (W − V_i) U_i has a recursion of its own, so an iteration is one product with UᵀU: a pull takes
+    pull UᵀU from W U, and following multiplies every column of the gap by (1 − κ) + ρ s.
+    """
 
     def __init__(
         self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum], steps: Steps
@@ -134,34 +138,33 @@ class SharedEcho:
         self._steps, self._local = steps, local
         self._U = Columns(spectra, start.dtype)
         self._W0, self._mean = start, sum(local[1:], local[0]) / len(local)
-        self._WU, self._A = self._U.into(start), self._U.each(local)
+        # What is changed in place below is memory of its own.
+        self._gap = self._U.into(start) - self._U.each(local)
+        self._H, self._F, self._L = (torch.zeros_like(self._gap) for _ in range(3))
         self._c, self._sigma = 1.0, 0.0
-        zero = torch.zeros_like(self._A)
-        self._H, self._F, self._L, self._SU = zero, zero, zero, zero
+        self._apart = self._gap.clone() if steps.anchored else None  # (W − W_i) U_i
 
     def step(self) -> None:
         steps, U = self._steps, self._U
-        D = self._gap() * U.s  # (W − V_i) P_i = D_i U_iᵀ
-        pull = D * (steps.pull / len(self._local))
-        if steps.alpha is not None:
-            alpha = steps.alpha(U.gram(D))
-            pull = D * (steps.pull * alpha.to(D)[U.owner])
-        self._H = self._H + pull
-        self._WU = self._WU - U.through(pull)  # Eq. (grad): W ← W + η D
-        if steps.anchored:
-            self._c, self._sigma, self._F, self._SU = 0.0, 1.0, self._H, self._WU
-            self._L = (self._A - self._WU) * U.s * steps.hold  # Eq. (sec)
+        D = self._gap * U.s  # (W − V_i) P_i = D_i U_iᵀ
+        if steps.alpha is None:
+            share = steps.pull / len(self._local)
+        else:
+            D, share = D * steps.alpha(U.gram(D)).to(D)[U.owner], steps.pull
+        self._H.add_(D, alpha=share)  # Eq. (grad): W ← W + η D
+        through = U.through(D)
+        if self._apart is not None:
+            self._apart.sub_(through, alpha=share)
+            self._c, self._sigma, self._F = 0.0, 1.0, self._H
+            self._gap = self._apart * U.s * steps.hold
+            self._L = -self._gap  # Eq. (sec)
             return
-        held = self._gap() * U.s
+        self._gap.sub_(through, alpha=share)
         keep = 1 - steps.follow
-        self._L = keep * self._L - steps.hold * held
-        self._F = keep * self._F + steps.follow * self._H
-        self._SU = keep * self._SU + steps.follow * self._WU
+        self._L.mul_(keep).addcmul_(self._gap, U.s, value=-steps.hold)
+        self._F.mul_(keep).add_(self._H, alpha=steps.follow)
+        self._gap.mul_(keep + steps.hold * U.s)
         self._c, self._sigma = keep * self._c, keep * self._sigma + steps.follow
-
-    def _gap(self) -> Float[Tensor, "g o columns"]:
-        """(W − V_i) U_i for every client."""
-        return self._WU - self._c * self._A - self._SU - self._L
 
     def merged(self) -> Tensor:
         return self._W0 - self._U.back(self._H)
