@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import maecho
+from maecho.statistics import STATISTICS
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -38,7 +39,8 @@ def batches(
 
 
 def clients(count: int = 3, dtype: torch.dtype = torch.float32, **options: object) -> list[maecho.Upload]:
-    """Uploads of clients with models and data of their own."""
+    """Uploads of clients with models and data of their own, with every statistic."""
+    options = {"statistics": STATISTICS, **options}
     return [
         maecho.make_upload(network(i, dtype), batches(i, 3 + i, dtype=dtype), f"client-{i}", **options)  # type: ignore[arg-type]
         for i in range(count)

@@ -12,7 +12,7 @@ from tiny import INF, NAN, cases, refused, upload
 OPTIONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     f"{method} {options}": (method, options, parts)
     for method, options, parts in [
-        ("fedavgg", {}, ("fedavg, ma-echo, regmean", "'fedavgg'")),
+        ("fedavgg", {}, ("fedavg, ma-echo", "regmean", "'fedavgg'")),
         ("fedavg", {"steps": 3}, ("fedavg", "weighting, head", "'steps'")),
         ("fedavg", {"weighting": "fair"}, ("weighting", "examples, uniform", "'fair'")),
         ("fedavg", {"head": "iterate"}, ("head", "average, class-aware", "'iterate'")),
@@ -22,6 +22,15 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         ("regmean", {"ridge": "little"}, ("ridge", "'little'")),
         ("regmean", {"shrink": 1.5}, ("shrink", "[0, 1]", "1.5")),
         ("regmean", {"shrink": "half"}, ("shrink", "'half'")),
+        ("fisher", {"ridge": -1.0}, ("ridge", "at least 0", "-1.0")),
+        ("fisher", {"weighting": "fair"}, ("weighting", "examples, uniform", "'fair'")),
+        ("kronecker", {"ridge": NAN}, ("ridge", "at least 0", "nan")),
+        ("kronecker", {"damping": -1}, ("damping", "released, or at least 0", "-1")),
+        ("kronecker", {"weighting": "fair"}, ("weighting", "examples, uniform", "'fair'")),
+        ("kronecker", {"tolerance": 0}, ("tolerance", "positive", "0")),
+        ("kronecker", {"iterations": 1.5}, ("iterations", "whole number", "1.5")),
+        ("afl", {"ridge": "little"}, ("ridge", "'little'")),
+        ("afl", {"backbone": "none"}, ("backbone", "shared, average", "'none'")),
         ("ma-echo", {"step": 3}, ("ma-echo", "steps, step_size", "'step'")),
         ("ma-echo", {"form": "new"}, ("form", "released, printed, anchored", "'new'")),
         ("ma-echo", {"steps": -1}, ("steps", "at least 0", "-1")),

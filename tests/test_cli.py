@@ -18,8 +18,22 @@ import torch
 import typer
 from safetensors.torch import load_file, save_file
 
-from maecho import METHODS, Ensemble, Merged, Upload, __version__, aggregate, cli, evaluate, experiment, files, named
-from tiny import cases
+from maecho import (
+    METHODS,
+    Ensemble,
+    Merged,
+    Upload,
+    __version__,
+    aggregate,
+    cli,
+    demo,
+    evaluate,
+    experiment,
+    files,
+    named,
+)
+from maecho.statistics import STATISTICS
+from tiny import QUICK, cases
 
 MODULE = """
 import torch
@@ -146,11 +160,19 @@ def test_upload_narrowed(module: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_aggregate(uploads: list[Path], run: Run, method: str) -> None:
-    said = run(f"aggregate ann.safetensors bob.safetensors --method {method} --out merged.safetensors --json").json
+def test_aggregate(module: str, uploads: list[Path], run: Run, method: str) -> None:
+    for client in ("ann", "bob"):
+        given = f"--model {module}:network --weights {client}-weights --data {module}:{client} --client {client}"
+        everything = f"--statistics {','.join(STATISTICS)} --labels sampled --seed 3"
+        assert run(f"upload {given} {everything} --out {client}.safetensors").code == 0
+    options = QUICK.get(method, {})
+    given = "".join(f" --set {name}={value}" for name, value in options.items()) + f" --model {module}:network"
+    line = f"aggregate ann.safetensors bob.safetensors --method {method}{given} --out merged.safetensors --json"
+    said = run(line).json
     assert said["recipe"]["method"] == method
     assert said["recipe"]["clients"] == 2
-    torch.testing.assert_close(dict(Merged.load("merged.safetensors")), dict(aggregate(uploads, method)))
+    expected = aggregate(uploads, method, model=named.model(f"{module}:network"), **options)
+    torch.testing.assert_close(dict(Merged.load("merged.safetensors")), dict(expected))
 
 
 def test_aggregate_with_options(uploads: list[Path], run: Run) -> None:
@@ -226,7 +248,7 @@ def test_demo(tmp_path: Path, run: Run) -> None:
     for file in [*said["uploads"], *(row["file"] for row in said["rows"] if row["file"])]:
         assert files.read_about(Path(file), "model" if "merged" in file else "upload")
     assert [Path(file).stat().st_size for file in said["uploads"]] == said["upload_bytes"]
-    assert {row["name"] for row in said["rows"]} > set(METHODS)
+    assert {row["name"] for row in said["rows"]} > set(demo.MERGED)
     assert all(0 <= row["accuracy"] <= 1 for row in said["rows"])
 
 
@@ -267,7 +289,7 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "missing upload": (f"{AGGREGATE} no.safetensors", ("no.safetensors must be a file", "got nothing")),
     "a client twice": (f"{AGGREGATE} ann.safetensors", ("ann", "once", "twice")),
-    "unknown method": (f"{AGGREGATE} --method best", ("fedavg, ma-echo, regmean", "'best'")),
+    "unknown method": (f"{AGGREGATE} --method best", ("fedavg, ma-echo", "regmean", "'best'")),
     "set without a value": (f"{AGGREGATE} --set steps", ("--set", "name=value", "'steps'")),
     "set what is not there": (f"{AGGREGATE} --set stepz=3", ("ma-echo", "steps", "'stepz'")),
     "set out of range": (f"{AGGREGATE} --set steps=-3", ("steps", "at least 0", "-3")),

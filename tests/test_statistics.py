@@ -13,6 +13,8 @@ from maecho.client import make_upload
 from maecho.layers import rows
 from maecho.moments import NO_CLASS, SKETCH, ClassScatter, Scatter
 from maecho.recursion import MeanRecursion
+from maecho.statistics import STATISTICS
+from tiny import QUICK
 
 
 def test_gram_is_the_sum_over_all_rows() -> None:
@@ -154,13 +156,14 @@ def test_without_whole_number_labels_there_are_no_classes(second: str) -> None:
     x = batches()[0][0]
     y = {"floats": torch.rand(16), "per token": torch.zeros(16, 3, dtype=torch.long), "text": ["a"] * 16}
     batch = x if second == "nothing" else (x, y[second])
-    upload = make_upload(network(), [batch], "a")
+    upload = make_upload(network(), [batch], "a", STATISTICS)
     assert upload.class_counts is None
+    assert upload.targets is None
     assert upload.moments is not None
     assert upload.moments.classes.tolist() == [NO_CLASS]
-    assert "classes" in upload.recipe["not_sent"]
-    for method in maecho.METHODS:
-        maecho.aggregate([upload], method)
+    assert upload.recipe["not_sent"].keys() == {"classes", "targets"}
+    for method in maecho.METHODS.keys() - {"afl"}:
+        maecho.aggregate([upload], method, model=network(), **QUICK.get(method, {}))
 
 
 def test_inputs_may_be_a_mapping() -> None:

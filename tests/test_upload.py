@@ -15,6 +15,7 @@ import maecho
 from conftest import batches, clients, network, rng
 from maecho import inspection
 from maecho.client import make_upload
+from maecho.statistics import STATISTICS
 from maecho.upload import Upload
 
 
@@ -34,7 +35,7 @@ def assert_same(one: Upload, other: Upload) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
 @given(
     st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
-    st.sets(st.sampled_from(["gram", "projector", "classes", "moments"])),
+    st.sets(st.sampled_from(STATISTICS)),
     st.sampled_from([None, 0, 1, 3, 0.5, "2x", "9 KB"]),
     st.text(min_size=1, max_size=20).filter(lambda s: bool(s.strip())),
 )
@@ -50,7 +51,8 @@ def test_round_trip(tmp_path: Path, dtype: torch.dtype, wanted: set[str], rank: 
 
 def test_only_reads_what_is_asked_for(tmp_path: Path) -> None:
     clients(1)[0].save(tmp_path / "a.safetensors")
-    assert Upload.load(tmp_path / "a.safetensors", only=["gram"]).has == {"gram", "classes"}
+    for name in STATISTICS:
+        assert Upload.load(tmp_path / "a.safetensors", only=[name]).has == {name, "classes"}
 
 
 def test_an_upload_cannot_be_changed() -> None:
@@ -116,6 +118,19 @@ def test_default_is_within_a_few_times_the_weights() -> None:
     assert total(upload) <= 4.5 * weights
 
 
+def test_gradients_are_cut_and_fisher_and_targets_are_not() -> None:
+    full, one = (make_upload(network(), batches(), "a", STATISTICS, rank=rank) for rank in (None, 1))
+    assert {s.rank for s in one.gradients.values()} == {1}
+    for name, F in full.fisher.items():
+        assert torch.equal(one.fisher[name], F)
+    assert torch.equal(one.targets, full.targets)  # type: ignore[arg-type]
+    fixed = total(replace(full, grams={}, projectors={}, gradients={}, moments=None))
+    fixed += full.moments.means.numel() * 4 + 2 * 8 * len(full.moments.classes)  # type: ignore[union-attr]
+    upload = make_upload(network(), batches(), "a", STATISTICS, rank="1.5x")
+    assert 1.4 * fixed < total(upload) <= 1.5 * fixed
+    assert any(0 < s.rank < full.gradients[name].rank for name, s in upload.gradients.items())
+
+
 def test_half_precision_is_kept_in_the_weights_alone() -> None:
     upload = make_upload(network(0, torch.bfloat16), batches(dtype=torch.bfloat16), "a")
     assert upload.weights["0.weight"].dtype == torch.bfloat16
@@ -126,10 +141,10 @@ def test_inspection_lists_every_byte_and_says_what_it_reveals() -> None:
     upload = clients(1)[0]
     entries = inspection.entries(upload)
     assert sum(entry.bytes for entry in entries) == total(upload)
-    assert {entry.part for entry in entries} == {"weights", "gram", "projector", "classes", "moments"}
-    assert {entry.part for entry in entries} <= inspection.REVEALS.keys()
-    ranks = {entry.name: entry.rank for entry in entries if entry.part == "gram"}
-    assert ranks["0/basis"] == upload.grams["0"].rank
+    assert {entry.part for entry in entries} == {"weights", *STATISTICS} == inspection.REVEALS.keys()
+    for part, found in (("gram", upload.grams), ("gradients", upload.gradients)):
+        ranks = {entry.name: entry.rank for entry in entries if entry.part == part}
+        assert ranks["0/basis"] == found["0"].rank
 
 
 def test_inspection_warns_of_a_class_with_one_example() -> None:
@@ -139,6 +154,8 @@ def test_inspection_warns_of_a_class_with_one_example() -> None:
     assert "class 0 has 1 example: its mean IS that example" in words
     assert any("only 2 examples" in word for word in words)
     assert any("fewer examples (3) than inputs at 0, 2, 4" in word for word in words)
+    upload = make_upload(network(), [(x, torch.tensor([0, 1, 1]))], "a", ["targets", "classes"])
+    assert inspection.warnings(upload) == ["1 example of class 0: its row of targets IS its features"]
 
 
 def test_averaged_names_are_those_without_a_matrix() -> None:

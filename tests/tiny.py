@@ -14,8 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from maecho import Upload, UploadError, make_upload
+from maecho.statistics import STATISTICS
 
 NAN, INF = float("nan"), float("inf")
+
+QUICK: dict[str, dict[str, Any]] = {
+    "afl": {"backbone": "average"},
+    "dense": {"epochs": 1, "generator_steps": 2, "student_steps": 2, "batch_size": 8, "width": 2},
+}
+"""Options for tests that go through all methods: budgets of those that train, and clients that share no backbone."""
 
 
 def network(width: int = 4, classes: int = 3, seed: int = 0, bias: bool = True) -> nn.Sequential:
@@ -34,7 +41,7 @@ def batches(n: int = 30, width: int = 4, classes: int = 3) -> list[tuple[Tensor,
 
 @cache
 def upload(client: str = "ann") -> Upload:
-    return make_upload(network(seed=sum(client.encode())), batches(), client, rank=None)
+    return make_upload(network(seed=sum(client.encode())), batches(), client, STATISTICS, rank=None)
 
 
 def changed(**fields: Any) -> Upload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from maecho.errors import UploadError
 from maecho.moments import Moments
-from maecho.spectra import Spectrum
+from maecho.spaces import Spaces
+from maecho.spaces import check as fit
+from maecho.spectra import TOLERANCE, Spectrum
 
 if TYPE_CHECKING:
     from maecho.upload import Upload
@@ -46,8 +49,9 @@ def weights(upload: Upload) -> None:
         raise UploadError(f"{client}: the head must be one of its layers, got {upload.head!r}")
 
 
-def spectra(upload: Upload, kind: str, found: Mapping[str, Spectrum | Tensor], largest: float) -> dict[str, Spectrum]:
-    """Grams or projectors: one a layer, of its size, symmetric, with eigenvalues from 0 to `largest`.
+def spectra(upload: Upload, kind: str, found: Mapping[str, Spectrum | Tensor]) -> dict[str, Spectrum]:
+    """One a layer, of the size of its inputs (of its outputs for gradients), symmetric, with no eigenvalue below 0, nor
+    above 1 for a projector.
 
     A plain d by d matrix is accepted and brought into factored form.
     """
@@ -58,12 +62,14 @@ def spectra(upload: Upload, kind: str, found: Mapping[str, Spectrum | Tensor], l
         expected, came = ("one", "none") if name in layers else ("none, there is no such layer", "one")
         raise UploadError(f"{client}: {kind} of {name!r}: expected {expected}, got {came}")
     checked = {}
+    of_outputs, largest = kind == "gradients", 1.0 if kind == "projector" else math.inf
     for name, one in found.items():
-        groups, _, d = layers[name].shape(upload.weights)
+        groups, out, d = layers[name].shape(upload.weights)
+        d = out if of_outputs else d
         spectrum = _from_dense(f"{client}: {kind} of {name!r}", one) if isinstance(one, Tensor) else one
         if not isinstance(spectrum, Spectrum):
             raise UploadError(f"{client}: {kind} of {name!r} must be a Spectrum or a matrix, got {type(one).__name__}")
-        if spectrum.basis is None and not layers[name].transposed:
+        if spectrum.basis is None and (of_outputs or not layers[name].transposed):
             raise UploadError(f"{client}: {kind} of {name!r} must have eigenvectors, got eigenvalues alone")
         wrong = spectrum.malformed()
         if wrong:
@@ -90,6 +96,13 @@ def _from_dense(what: str, matrix: Tensor) -> Spectrum:
         raise UploadError(f"{what} must be {error}") from error
 
 
+def spaces(upload: Upload, found: Spaces) -> None:
+    try:
+        fit(found, upload.weights)
+    except UploadError as error:
+        raise UploadError(f"{upload.client}: {error}") from error
+
+
 def classes(upload: Upload) -> None:
     counts = upload.class_counts
     if counts is None:
@@ -108,6 +121,46 @@ def classes(upload: Upload) -> None:
         raise UploadError(
             f"{upload.client}: class counts must sum to its {upload.examples} examples, got {int(counts.sum())}"
         )
+
+
+def targets(upload: Upload) -> None:
+    found = upload.targets
+    if found is None:
+        return
+    head = next((layer for layer in upload.layers if layer.name == upload.head), None)
+    if head is None:
+        raise UploadError(f"{upload.client}: targets must come with a head, got none")
+    if not isinstance(found, Tensor) or tuple(found.shape) != head.shape(upload.weights)[1:]:
+        expected, got = head.shape(upload.weights)[1:], tuple(found.shape) if isinstance(found, Tensor) else found
+        raise UploadError(f"{upload.client}: targets must be {expected}, classes by inputs of the head, got {got}")
+    if not found.isfinite().all():
+        raise UploadError(f"{upload.client}: targets must be finite, got NaN or infinity")
+    counted = float(found.double()[:, -1].sum())
+    if head.bias is not None and not math.isclose(counted, upload.examples, rel_tol=TOLERANCE):
+        raise UploadError(
+            f"{upload.client}: targets must count its {upload.examples} examples in the column of the bias, "
+            f"got {counted:.6g}"
+        )
+
+
+def fisher(upload: Upload) -> None:
+    """Of every layer, and of whatever other parameters there are; of their shapes, not negative."""
+    if not upload.fisher:
+        return
+    client, weights = upload.client, upload.weights
+    for name in (part for layer in upload.layers for part in (layer.weight, layer.bias)):
+        if name is not None and name not in upload.fisher:
+            raise UploadError(f"{client}: fisher of {name!r}: expected one, got none")
+    for name, found in upload.fisher.items():
+        if name not in weights or not weights[name].is_floating_point():
+            raise UploadError(f"{client}: fisher of {name!r}: expected none, there is no such parameter, got one")
+        if not isinstance(found, Tensor) or found.shape != weights[name].shape:
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise UploadError(f"{client}: fisher of {name!r} must be {tuple(weights[name].shape)} as it is, got {got}")
+        if not found.isfinite().all():
+            raise UploadError(f"{client}: fisher of {name!r} must be finite, got NaN or infinity")
+        if found.numel() and float(found.min()) < 0:
+            raise UploadError(f"{client}: fisher of {name!r} must not be negative, got {float(found.min()):.3g}")
 
 
 def moments(upload: Upload, found: Moments) -> None:

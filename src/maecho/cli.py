@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from maecho import console, inspection, named
@@ -20,8 +21,9 @@ from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.experiment import Experiment, markdown, names, results_path, summarise
+from maecho.guide import GUIDES
 from maecho.reproduce import reproduce
-from maecho.statistics import STATISTICS
+from maecho.statistics import DEFAULT_STATISTICS, STATISTICS
 from maecho.upload import Upload, read_header
 
 app = typer.Typer(
@@ -46,6 +48,14 @@ class By(StrEnum):
     logits = "logits"
     probabilities = "probabilities"
     class_aware = "class-aware"
+
+
+class Of(StrEnum):
+    """Which labels gradients are taken for."""
+
+    expected = "expected"
+    sampled = "sampled"
+    observed = "observed"
 
 
 def main() -> None:
@@ -109,11 +119,15 @@ def upload(
     ] = None,
     statistics: Annotated[
         str, typer.Option(help=f"Which statistics to send, separated by commas: {', '.join(STATISTICS)}.")
-    ] = ",".join(STATISTICS),
+    ] = ",".join(DEFAULT_STATISTICS),
     rank: Annotated[
         str,
         typer.Option(help='How far they are cut: a rank (64), a share of energy (0.999), a size (3x, "5 MB"), or all.'),
     ] = "4x",
+    labels: Annotated[
+        Of, typer.Option(help="Of fisher and gradients: labels the model expects, samples of them, or the data's own.")
+    ] = Of.expected,
+    seed: Annotated[int, typer.Option(help="Of --labels sampled.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Make this client's upload file from its model and its data.
@@ -122,7 +136,15 @@ def upload(
     clinic-a.safetensors`
     """
     wanted = [name.strip() for name in statistics.split(",") if name.strip()]
-    made = make_upload(named.model(model, weights), named.batches(data), client, wanted, _rank(rank))
+    made = make_upload(
+        named.model(model, weights),
+        named.batches(data),
+        client,
+        wanted,
+        _rank(rank),
+        labels=labels.value,
+        generator=torch.Generator().manual_seed(seed),
+    )
     made.save(out)
     _show_upload(out, as_json)
 
@@ -136,13 +158,18 @@ def aggregate_(
         list[str] | None,
         typer.Option("--set", help="An option of the method, as name=value; `maecho methods` lists them."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The network, as package.module:factory, for methods that run it (dense)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Merge upload files into one model.
 
     Example: `maecho aggregate clinic-*.safetensors --method ma-echo --set steps=60 --out merged.safetensors`
     """
-    merged = aggregate(uploads, method, **_options_of(method, options or []))
+    network = None if model is None else named.model(model)
+    merged = aggregate(uploads, method, model=network, **_options_of(method, options or []))
     merged.save(out)
     if as_json:
         console.print_json({"out": str(out), "averaged": merged.averaged, "recipe": merged.recipe})
@@ -195,9 +222,14 @@ def methods(as_json: Json = False) -> None:
     Example: `maecho methods`
     """
     if as_json:
-        console.print_json({name: {"needs": sorted(m.needs), "options": _defaults(m)} for name, m in METHODS.items()})
+        console.print_json(
+            {
+                name: {"needs": sorted(m.needs), **dataclasses.asdict(GUIDES[name]), "options": _defaults(m)}
+                for name, m in METHODS.items()
+            }
+        )
     else:
-        console.show_methods({name: (m, _defaults(m)) for name, m in METHODS.items()})
+        console.show_methods({name: _defaults(m) for name, m in METHODS.items()})
 
 
 @app.command("reproduce")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from maecho import compression, layers, recursion
+from maecho.directions import LABELS, Labels
 from maecho.errors import UploadError
-from maecho.statistics import STATISTICS, gather
+from maecho.spaces import derive
+from maecho.statistics import DEFAULT_STATISTICS, STATISTICS, gather
 from maecho.upload import Upload
 
 
@@ -18,9 +22,11 @@ def make_upload(
     model: nn.Module,
     batches: Iterable[Any],
     client: str,
-    statistics: Iterable[str] = STATISTICS,
+    statistics: Iterable[str] = DEFAULT_STATISTICS,
     rank: int | float | str | None = "4x",
     progress: bool | None = None,
+    labels: Labels = "expected",
+    generator: torch.Generator | None = None,
 ) -> Upload:
     """What this client sends: the model's weights, and statistics of its layers' inputs on these batches.
 
@@ -29,12 +35,18 @@ def make_upload(
         batches: (inputs, labels), (inputs, anything) or inputs alone, gone through once. The projector of the paper's
             release is made of means of batches of 64 examples; larger batches are cut into such.
         client: the client's name, unlike the others'.
-        statistics: which of "gram", "projector", "classes", "moments" to send; by default all, so that every one-shot
-            method can be used.
+        statistics: what to send. By default "gram", "projector", "classes" and "moments", which are gathered going
+            forward only. On demand: "targets" (sums of the last layer's inputs by class, for AFL), "fisher" (one number
+            a weight, as large as the weights) and "gradients" (one matrix a layer), which both need backward passes.
         rank: how far Grams, projectors and covariances are cut down: a number of directions (64), a share of their
             energy (0.999), a size for the whole upload ("5 MB", or "3x" what cannot be cut: weights, counts and class
-            means), or None for no cut. A size keeps the largest share of energy that fits.
+            means, "fisher" and "targets"), or None for no cut. A size keeps the largest share of energy that fits.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
+        labels: which labels the gradients behind "fisher" and "gradients" are of: "expected" over the model's own
+            predictions (exact, one backward pass a class, no labels needed), "sampled" (one random combination of them
+            an example: the same on average, one backward pass, for models of many classes) or "observed" (the
+            batches' labels: the empirical Fisher).
+        generator: of the random signs of "sampled".
     """
     if isinstance(statistics, str):
         raise UploadError(
@@ -44,6 +56,10 @@ def make_upload(
     for name in wanted:
         if name not in STATISTICS:
             raise UploadError(f"{client}: statistics must be among {', '.join(STATISTICS)}, got {name!r}")
+    if labels not in LABELS:
+        raise UploadError(f"{client}: labels must be one of {', '.join(LABELS)}, got {labels!r}")
+    if labels == "sampled" and generator is None:
+        raise UploadError(f"{client}: labels='sampled' must come with a generator, got none")
     rule = compression.parse(rank)
     architecture = layers.read(model)
     if architecture.unknown:
@@ -52,20 +68,34 @@ def make_upload(
             stacklevel=2,
         )
     weights = _weights(model, architecture, client)
-    gathered = gather(model, architecture, batches, wanted, client, progress)
+    gathered = gather(model, architecture, batches, wanted, client, progress, labels, generator)
     by_name = {layer.name: layer for layer in architecture.layers.values()}
     order = tuple(by_name[name] for name in gathered.order)
+    head = _head(order[: gathered.ran], weights, gathered.outputs)
+    targets, notes = gathered.targets, dict(gathered.notes)
+    if targets is not None and targets[0] != head:
+        targets, notes["targets"] = None, "the model has no last layer of one row a class"
+    # A copy is traced, since tracing runs forward(), which may change buffers; its parameters are the model's own.
+    try:
+        spaces = derive(copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval())
+    except UploadError as error:
+        spaces = None
+        notes["spaces"] = str(error)
     upload = Upload(
         client=client,
         examples=gathered.examples,
         weights=weights,
         layers=order,
-        head=_head(order[: gathered.ran], weights, gathered.outputs),
+        head=head,
         aliases=architecture.aliases,
+        spaces=spaces,
         grams=gathered.grams,
         projectors=gathered.projectors,
         class_counts=gathered.class_counts,
         moments=gathered.moments,
+        targets=None if targets is None else targets[1],
+        fisher=gathered.fisher,
+        gradients=gathered.gradients,
         recipe={
             "statistics": list(wanted),
             "rank": rank,
@@ -73,7 +103,10 @@ def make_upload(
             "projector": f"recursion on means of at most {recursion.MEAN_OF} examples, step {recursion.STEP}, damping "
             f"{recursion.DAMPING:.4g} ({recursion.DAMPING_CONVOLUTION:.4g} for convolutions)",
             "moments": "count, mean and covariance of the raw inputs, class by class",
-            "not_sent": gathered.notes,
+            "targets": "sum of the inputs of the last layer, class by class",
+            "fisher": f"sum over examples of squared gradients of log p(y|x), labels {labels}",
+            "gradients": f"sum of g gᵀ over the gradients g of log p(y|x) at the layer's outputs, labels {labels}",
+            "not_sent": notes,
             "unknown": list(architecture.unknown),
         },
     )

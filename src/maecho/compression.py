@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from maecho.errors import UploadError
 from maecho.spectra import Spectrum
-from maecho.upload import Upload
+from maecho.upload import SPECTRA, Upload
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -31,7 +32,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Size:
-    """The whole upload in this many bytes, or in this many times what cannot be cut (weights, counts, class means)."""
+    """The whole upload in this many bytes, or in this many times what cannot be cut: weights, counts, class means,
+    Fisher, targets."""
 
     amount: float
     times: bool
@@ -62,6 +64,11 @@ def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
     upload = _each(upload, lambda spectrum: spectrum.to(dtype=dtype))
     if upload.moments is not None:
         upload = replace(upload, moments=replace(upload.moments, means=upload.moments.means.to(dtype)))
+    upload = replace(
+        upload,
+        targets=None if upload.targets is None else upload.targets.to(dtype),
+        fisher={name: tensor.to(dtype) for name, tensor in upload.fisher.items()},
+    )
     if isinstance(rule, Rank):
         return _each(upload, lambda spectrum: spectrum.cut(rule.directions))
     if isinstance(rule, Share):
@@ -73,10 +80,11 @@ def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
 def _ranks_that_fit(upload: Upload, size: Size) -> dict[int, int]:
     """Ranks by the id of the spectrum.
 
-    Grams, projectors and covariances get equal parts of the room, for their energies cannot be compared (that of a Gram
-    lies mostly in the mean); what one kind does not need goes to the others. Within a kind the share of energy is one.
+    Grams, projectors, gradients and covariances get equal parts of the room, for their energies cannot be compared
+    (that of a Gram lies mostly in the mean); what one kind does not need goes to the others. Within a kind the share of
+    energy is one.
     """
-    kinds = [list(upload.grams.values()), list(upload.projectors.values())]
+    kinds = [list(getattr(upload, part).values()) for part in SPECTRA.values()]
     if upload.moments is not None:
         kinds.append([upload.moments.covariances])
     kinds = [[s for s in spectra if s.basis is not None and s.rank] for spectra in kinds]
@@ -117,13 +125,9 @@ def _share_that_fits(spectra: Sequence[Spectrum], room: float) -> float:
 
 
 def _each(upload: Upload, change: Callable[[Spectrum], Spectrum]) -> Upload:
-    def all_of(spectra: Mapping[str, Spectrum]) -> dict[str, Spectrum]:
-        return {name: change(spectrum) for name, spectrum in spectra.items()}
-
-    moments = upload.moments
-    return replace(
-        upload,
-        grams=all_of(upload.grams),
-        projectors=all_of(upload.projectors),
-        moments=None if moments is None else replace(moments, covariances=change(moments.covariances)),
-    )
+    fields: dict[str, Any] = {
+        part: {name: change(spectrum) for name, spectrum in getattr(upload, part).items()} for part in SPECTRA.values()
+    }
+    if upload.moments is not None:
+        fields["moments"] = replace(upload.moments, covariances=change(upload.moments.covariances))
+    return replace(upload, **fields)

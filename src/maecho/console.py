@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from maecho import inspection
-from maecho.aggregation import Merged, Method
+from maecho.aggregation import Merged
 from maecho.evaluation import Evaluation
+from maecho.guide import GUIDES
 from maecho.upload import Upload
 
 if TYPE_CHECKING:
@@ -106,14 +107,24 @@ def show_evaluation(found: Evaluation, what: str) -> None:
     out.print(table)
 
 
-def show_methods(methods: Mapping[str, tuple[Method, Mapping[str, Any]]]) -> None:
-    table = Table(show_lines=True)
-    for column in ("method", "needs uploaded, beside the weights", "options and their defaults"):
-        table.add_column(column)
-    for name, (method, defaults) in methods.items():
-        options = "\n".join(f"{option} = {value}" for option, value in defaults.items())
-        table.add_row(name, ", ".join(sorted(method.needs)) or "nothing", options)
-    out.print(table)
+def show_methods(methods: Mapping[str, Mapping[str, Any]]) -> None:
+    """What each does, needs and costs, and its options with their defaults."""
+    for name, defaults in methods.items():
+        guide = GUIDES[name]
+        drawn = Table(title=name, title_justify="left", title_style="bold", show_header=False)
+        drawn.add_column(no_wrap=True)
+        drawn.add_column()
+        for what, text in (
+            ("does", guide.does),
+            ("when to use it", guide.when),
+            ("uploaded beside the weights", guide.uploads),
+            ("different initialisations", guide.different),
+            ("convolutions, residual", f"{guide.convolutions}, {guide.residual}"),
+            ("cost on the server", guide.cost),
+            ("options", ", ".join(f"{option}={value}" for option, value in defaults.items())),
+        ):
+            drawn.add_row(what, escape(text.replace("`", "")))
+        out.print(drawn)
     out.print("Change an option with --set, e.g. [bold]maecho aggregate … --method ma-echo --set steps=30[/bold]")
 
 
@@ -149,11 +160,15 @@ def show_results(
                 column.replace("-", "-\n") if len(column) > width else column, justify="right", no_wrap=True
             )
         for cell, figures in table:
-            drawn.add_row(*map(str, cell.values()), *(_figure(figures[c]) for c in columns[first : first + at_once]))
+            drawn.add_row(
+                *map(str, cell.values()), *(_figure(figures.get(c)) for c in columns[first : first + at_once])
+            )
         out.print(drawn)
     out.print(f"Every run, with partition, seconds and versions: {escape(str(path))}")
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Figure | None) -> str:
+    if figure is None:
+        return "not run"
     published = "" if figure.paper is None else f"\n\\[{figure.paper:.1f}]"
     return f"{figure.mean:.1f}\n[dim]{figure.low:.1f}–{figure.high:.1f}[/dim]{published}"

@@ -35,8 +35,8 @@ class Experiment:
     """Column -> method and options."""
     training: LocalTraining = field(default_factory=LocalTraining)
     paper: Mapping[str, Any] = field(default_factory=dict)
-    """`table`, the `row` keys that find a cell in it, `where` for what else its rows must say, and `cells` for what a
-    cell must be to stand in it."""
+    """`table`, the `row` keys that find a cell in it, `where` for what else its rows must say, `cells` for what a cell
+    must be to stand in it, and `columns` for what the paper calls ours."""
     quick: bool = False
 
     @classmethod
@@ -139,9 +139,14 @@ def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[
         if any(cell[key] != value for key, value in experiment.paper.get("cells", {}).items()):
             row = {}
         figures = {}
+        aliases = experiment.paper.get("columns", {})
         for column in experiment.methods:
-            values = [run["columns"][column]["accuracy"] for run in runs]
-            figures[column] = Figure(statistics.fmean(values), min(values), max(values), len(values), row.get(column))
+            values = [run["columns"][column]["accuracy"] for run in runs if column in run["columns"]]
+            if not values:
+                continue  # a column that was added since and not run yet
+            figures[column] = Figure(
+                statistics.fmean(values), min(values), max(values), len(values), row.get(aliases.get(column, column))
+            )
         table.append((cell, figures))
     return table
 
@@ -160,7 +165,11 @@ def markdown(experiment: Experiment, table: list[tuple[Cell, dict[str, Figure]]]
     ]
     for cell, figures in table:
         texts = []
-        for figure in figures.values():
+        for column in experiment.methods:
+            if column not in figures:
+                texts.append("")
+                continue
+            figure = figures[column]
             published = "" if figure.paper is None else f" [{figure.paper:.1f}]"
             texts.append(f"{figure.mean:.1f} ± {(figure.high - figure.low) / 2:.1f}{published}")
         lines.append("| " + " | ".join([*(str(cell[key]) for key in keys), *texts]) + " |")

@@ -7,7 +7,7 @@ tensor or a mapping of tensors.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,12 @@ class Pass:
     size: int
 
 
-def forward(model: nn.Module, batches: Iterable[Any], label: str, progress: bool | None = None) -> Iterator[Pass]:
-    """Run every batch in evaluation mode, without gradients, on the model's own device. Empty batches are passed over.
+def forward(
+    model: nn.Module, batches: Iterable[Any], label: str, progress: bool | None = None, graph: bool = False
+) -> Iterator[Pass]:
+    """Run every batch in evaluation mode on the model's own device. Empty batches are passed over.
+
+    With `graph`, outputs remember how they were made, so that gradients can be taken.
 
     Afterwards, also when the caller breaks off, every module has its own mode again.
     """
@@ -43,8 +47,8 @@ def forward(model: nn.Module, batches: Iterable[Any], label: str, progress: bool
                 if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
                     raise UploadError(f"{label}: the inputs must be finite, got NaN or infinity")
                 try:
-                    with torch.no_grad():
-                        output = _call(model, x, device)
+                    with torch.set_grad_enabled(graph):
+                        output = call(model, x, device)
                 except RuntimeError as error:
                     reason = " ".join(str(error).split())
                     shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -60,7 +64,17 @@ def _split(batch: Any, label: str) -> tuple[Any, Any]:
     return batch[0], batch[1] if len(batch) > 1 else None
 
 
-def _call(model: nn.Module, x: Any, device: torch.device) -> Any:
+def check_labels(labels: Tensor, classes: int, client: str) -> None:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise UploadError(
+            f"{client}: labels must lie in 0 … {classes - 1}, since the model has {classes} outputs, "
+            f"got {low if low < 0 else high}"
+        )
+
+
+def call(model: Callable[..., Any], x: Any, device: torch.device) -> Any:
+    """The model's output for one batch of inputs; of several outputs the first."""
     if isinstance(x, Mapping):
         output = model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in x.items()})
     else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from maecho.moments import NO_CLASS
 from maecho.spectra import Spectrum
-from maecho.upload import Upload
+from maecho.upload import SPECTRA, Upload
 
 REVEALS = {
     "weights": "The trained model. Like any shared model it can be probed for whether an example was in its training "
@@ -20,6 +20,12 @@ REVEALS = {
     "classes": "How many examples of each class the client has.",
     "moments": "The average raw input of every class and how inputs vary around it. For aligned images the averages "
     "are recognisable pictures. An average of one example is that example.",
+    "targets": "Sums of what reaches the last layer, class by class: with the counts, the average features of every "
+    "class. The sum of one example is that example's features.",
+    "fisher": "How much each single weight matters to the model's answers on the data. At the first layer it shows "
+    "which pixels or features occur; all of it together, how sure the model is of these data.",
+    "gradients": "Directions in which a layer's outputs would change the model's answers on the data. At the last "
+    "layer these say which classes the model confuses; with labels='observed', which labels it gets wrong.",
 }
 """In plain words, what each part can reveal."""
 
@@ -42,8 +48,9 @@ class Entry:
 
 def entries(upload: Upload) -> list[Entry]:
     """Every tensor that travels."""
-    ranks: dict[str, Spectrum] = {f"gram/{name}": s for name, s in upload.grams.items()}
-    ranks |= {f"projector/{name}": s for name, s in upload.projectors.items()}
+    ranks: dict[str, Spectrum] = {
+        f"{kind}/{name}": s for kind, part in SPECTRA.items() for name, s in getattr(upload, part).items()
+    }
     if upload.moments is not None:
         ranks["moments/covariances"] = upload.moments.covariances
 
@@ -73,6 +80,10 @@ def warnings(upload: Upload) -> list[str]:
                 found.append(f"{which} has 1 example: its mean IS that example")
             elif count <= FEW:
                 found.append(f"{which} has only {count} examples: its mean and covariance nearly are those examples")
+    if upload.targets is not None and upload.class_counts is not None:
+        single = [str(label) for label, count in enumerate(upload.class_counts.tolist()) if count == 1]
+        if single:
+            found.append(f"1 example of class {', '.join(single)}: its row of targets IS its features")
     thin = [name for name, gram in upload.grams.items() if gram.basis is not None and upload.examples < gram.width]
     if thin:
         found.append(

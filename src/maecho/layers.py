@@ -1,10 +1,11 @@
 """One view of every layer: a matrix whose rows are neurons and whose columns are inputs.
 
-A client's half (`rows`) turns what reaches a module into the rows that its matrix multiplies; the server's half
-(`Layer`) is plain data that travels with the weights and says how they are read as matrices [groups, out, in]. A bias
+A client's half (`rows`, `output_rows`) turns what enters and leaves a module into rows; the server's half (`Layer`) is
+plain data that travels with the weights and says how they are read as matrices [groups, out, in]. A bias
 is one more column, whose input is always 1. Nothing after this module asks what kind of layer it holds.
 
-To add a kind: register it with `rows`, and with `_layer` if its parameters are not called weight and bias.
+To add a kind: register it with `rows` and `output_rows`, and with `_layer` if its parameters are not called weight and
+bias.
 """
 
 from __future__ import annotations
@@ -92,6 +93,35 @@ def _(module: nn.Embedding, x: Tensor) -> Tensor:
 def _(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     return _patches(module, functional.pad(_batched(module, x), _padding(module), mode=mode), module.stride)
+
+
+@singledispatch
+def output_rows(module: nn.Module, z: Tensor) -> Tensor:
+    """What this module gave out, or a gradient of that shape, as rows [groups, n, out] in the order of `rows`."""
+    raise TypeError(f"{type(module).__name__} is not known as a matrix")
+
+
+@output_rows.register(nn.Linear)
+@output_rows.register(nn.Embedding)
+def _(module: nn.Linear | nn.Embedding, z: Tensor) -> Tensor:
+    return z.reshape(1, -1, z.shape[-1])
+
+
+@output_rows.register(nn.Conv1d)
+@output_rows.register(nn.Conv2d)
+@output_rows.register(nn.Conv3d)
+def _(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, z: Tensor) -> Tensor:
+    z = _batched(module, z).movedim(1, -1)
+    return z.reshape(-1, module.groups, module.out_channels // module.groups).transpose(0, 1)
+
+
+def complete(found: Float[Tensor, "g n d"], layer: Layer) -> Tensor:
+    """Rows in float64, with the input that is always 1 where the layer has a bias.
+
+    Apple's GPUs have no float64; rows from there go to the CPU.
+    """
+    found = (found.cpu() if found.device.type == "mps" else found).double()
+    return found if layer.bias is None else torch.cat([found, found.new_ones(*found.shape[:-1], 1)], -1)
 
 
 def mean_rows(module: nn.Module, x: Tensor) -> Tensor:

@@ -34,20 +34,13 @@ MEAN_OF = 64
 class MeanRecursion:
     """P of one layer, a mean input at a time, in float64."""
 
-    def __init__(
-        self,
-        groups: int,
-        d: int,
-        damping: float = DAMPING,
-        step: float = STEP,
-        device: torch.device | None = None,
-    ):
+    def __init__(self, groups: int, d: int, damping: float = DAMPING, step: float = STEP):
         self.damping, self.step = damping, step
         # Past this many columns a product with K costs what a dense Q costs: fold them into Q₀.
         self._room = max(256, d // 4)
         self._Q: Tensor | None = None  # None: the identity
-        self._K = torch.zeros(groups, d, min(self._room, 64), dtype=torch.float64, device=device)
-        self._w = torch.zeros(groups, self._K.shape[-1], dtype=torch.float64, device=device)
+        self._K = torch.zeros(groups, d, min(self._room, 64), dtype=torch.float64)
+        self._w = torch.zeros(groups, self._K.shape[-1], dtype=torch.float64)
         self._used = 0
 
     def add(self, means: Float[Tensor, "g n d"]) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from maecho import data, files, networks, partition
+from maecho import data, files, networks, partition, spaces
 from maecho._version import __version__
 from maecho.aggregation import aggregate, choose
 from maecho.client import make_upload
@@ -141,6 +141,7 @@ def run_cell(
         x, y = _take(dataset, part)
         order = torch.Generator().manual_seed(_seed("batches", seed, i))
         batches = data.batches(x, y, experiment.training.batch_size, order)
+        model.to(device)
         uploads.append(make_upload(model, batches, f"client-{i:02}", sorted(needs), rank=None, progress=False))
     gathered = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
@@ -151,7 +152,7 @@ def run_cell(
         seconds = time.perf_counter() - began_column
         found[column] = {
             "settings": settings(options),
-            "accuracy": _accuracy(made, test),
+            "accuracy": _accuracy(made, test, device),
             "seconds": round(seconds, 4),
         }
     kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
@@ -181,13 +182,13 @@ def _apply(
         counts = [upload.class_counts for upload in uploads if upload.class_counts is not None]
         return Ensemble(models, options.get("by", "probabilities"), counts)
     model = networks.build(experiment.network, torch.Generator().manual_seed(0))
-    model.load_state_dict(aggregate(uploads, **options))
-    return model
+    return spaces.load(model, aggregate(uploads, model=model, **options))
 
 
-def _accuracy(model: nn.Module | list[nn.Module], test: data.Batches) -> float:
+def _accuracy(model: nn.Module | list[nn.Module], test: data.Batches, device: str) -> float:
     """In per cent; of several models the mean."""
-    each = [evaluate(one, test, progress=False).accuracy for one in (model if isinstance(model, list) else [model])]
+    models = model if isinstance(model, list) else [model]
+    each = [evaluate(one.to(device), test, progress=False).accuracy for one in models]
     return round(100 * statistics.fmean(each), 2)
 
 

@@ -1,7 +1,7 @@
-"""Data through a model: what a client can say about its layers' inputs.
+"""Data through a model: what a client can say about its layers' inputs, and what its weights mean to its outputs.
 
-One pass over the batches, forward only, with a hook before every layer that is a matrix; the hooks are gone afterwards.
-Sums are float64, so that ten million rows lose nothing.
+One pass over the batches, with a hook before every layer that is a matrix; the hooks are gone afterwards. It goes
+forward only, unless statistics of gradients are asked for. Sums are float64, so that ten million rows lose nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from maecho import layers, recursion
+from maecho.directions import Labels
 from maecho.errors import UploadError
-from maecho.forward import forward
+from maecho.forward import check_labels, forward
+from maecho.gradients import Gradients
 from maecho.moments import ClassScatter, Moments
 from maecho.recursion import MeanRecursion
 from maecho.spectra import Spectrum
+from maecho.targets import Targets
 
-STATISTICS = ("gram", "projector", "classes", "moments")
+DEFAULT_STATISTICS = ("gram", "projector", "classes", "moments")
+"""What is gathered unless asked otherwise."""
+OF_GRADIENTS = ("fisher", "gradients")
+"""Those that need backward passes."""
+STATISTICS = (*DEFAULT_STATISTICS, "targets", *OF_GRADIENTS)
 """All that can be gathered; each method says which of them it needs."""
 
 CHUNK = 2**22
@@ -41,6 +48,10 @@ class Gathered:
     projectors: dict[str, Spectrum]
     class_counts: Tensor | None
     moments: Moments | None
+    targets: tuple[str, Tensor] | None
+    """Of the last layer, by its name."""
+    fisher: dict[str, Tensor]
+    gradients: dict[str, Spectrum]
     outputs: int | None
     """Length of the model's output for one example, where that is a vector."""
     notes: dict[str, str]
@@ -54,9 +65,14 @@ def gather(
     statistics: Iterable[str],
     client: str,
     progress: bool | None = None,
+    labels: Labels = "expected",
+    generator: torch.Generator | None = None,
 ) -> Gathered:
     """One pass over a client's data."""
     wanted = set(statistics)
+    backward = Gradients(model, architecture, wanted, labels, generator, client)
+    graph = not wanted.isdisjoint(OF_GRADIENTS)
+    targets = Targets()
     inputs = {layer.name: _Inputs(wanted, layer.transposed) for layer in architecture.layers.values()}
     order: dict[str, None] = {}
     examples, labelled, outputs = 0, True, None
@@ -68,13 +84,18 @@ def gather(
         layer = architecture.layers[name]
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if backward.busy:
+                return
             order.setdefault(layer.name)
-            inputs[layer.name].add(module, layer, args[0] if args else kwargs["input"])
+            x = args[0] if args else kwargs["input"]
+            inputs[layer.name].add(module, layer, x)
+            if "targets" in wanted and layer.name == next(reversed(order)):
+                targets.see(module, layer, x)
 
         return hook
 
-    with _hooks(model, architecture.layers, watch):
-        for step in forward(model, batches, f"{client}: statistics", progress):
+    with _hooks(model, architecture.layers, watch), backward.watching() if graph else contextlib.nullcontext():
+        for step in forward(model, batches, f"{client}: statistics", progress, graph):
             examples += step.size
             labelled = labelled and step.labels is not None
             outputs = step.output.shape[-1] if isinstance(step.output, Tensor) and step.output.dim() == 2 else None
@@ -88,11 +109,19 @@ def gather(
                     notes["moments"] = "the inputs are not all of one shape, so they have no mean"
                 else:
                     scatter.add(step.inputs.detach(), step.labels)
+            if "targets" in wanted:
+                targets.add(step, client)
+            if graph:
+                backward.add(step)
     if examples == 0:
         raise UploadError(f"{client}: the batches must hold at least one example, got none")
     if "classes" in wanted and (class_counts is None or not labelled):
         class_counts = None
         notes["classes"] = "the batches carry no whole-number label for every example"
+    if "targets" in wanted and targets.reason:
+        notes["targets"] = targets.reason
+    if backward.reason:
+        notes |= {name: backward.reason for name in OF_GRADIENTS if name in wanted}
 
     state = model.state_dict()
     found = {layer.name: layer for layer in architecture.layers.values()}
@@ -115,6 +144,9 @@ def gather(
         projectors=spectra(_Inputs.projector) if "projector" in wanted else {},
         class_counts=class_counts,
         moments=scatter.moments() if "moments" in wanted and "moments" not in notes else None,
+        targets=targets.sums() if "targets" in wanted and not targets.reason else None,
+        fisher=backward.fisher() if "fisher" in wanted and not backward.reason else {},
+        gradients=backward.grams() if "gradients" in wanted and not backward.reason else {},
         outputs=outputs,
         notes=notes,
     )
@@ -151,22 +183,26 @@ class _Inputs:
             d = module.get_parameter("weight").shape[0]
             gram = found[0].bincount(minlength=d).double().unsqueeze(0).cpu()
         else:
-            found = _with_bias(_double(found), layer)
+            found = layers.complete(found, layer)
             gram = found.mT @ found
         self._gram = gram if self._gram is None else self._gram.add_(gram)
 
     def _add_mean(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
-        means = _with_bias(_double(layers.mean_rows(module, x)), layer)
+        means = layers.complete(layers.mean_rows(module, x), layer)
         if self._mean is None:
             convolution = hasattr(module, "kernel_size")
             damping = recursion.DAMPING_CONVOLUTION if convolution else recursion.DAMPING
-            self._mean = MeanRecursion(means.shape[0], means.shape[2], damping, device=means.device)
-        self._mean.add(means)
+            self._mean = MeanRecursion(means.shape[0], means.shape[2], damping)
+        self._mean.add(means.cpu())  # a long chain of small products, which a GPU is no good at
 
     def gram(self, shape: tuple[int, int, int]) -> Spectrum:
         if self._gram is None:
             return self._nothing(shape)
-        return Spectrum.of_diagonal(self._gram) if self._gram.dim() == 2 else Spectrum.of_dense(self._gram.cpu())
+        return (
+            Spectrum.of_diagonal(self._gram)
+            if self._gram.dim() == 2
+            else Spectrum.of_dense(self._gram).to(device=torch.device("cpu"))
+        )
 
     def projector(self, shape: tuple[int, int, int]) -> Spectrum:
         """An embedding's means are token frequencies; the exact projector says the same without a matrix."""
@@ -183,22 +219,8 @@ class _Inputs:
         return Spectrum.zero(shape[0], shape[2])
 
 
-def _double(x: Tensor) -> Tensor:
-    # Apple's GPUs have no float64; there the rows are summed on the CPU.
-    return (x.cpu() if x.device.type == "mps" else x).double()
-
-
-def _with_bias(found: Tensor, layer: layers.Layer) -> Tensor:
-    return found if layer.bias is None else torch.cat([found, found.new_ones(*found.shape[:-1], 1)], -1)
-
-
 def _count(y: Tensor, classes: int, client: str) -> Tensor:
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= classes:
-        raise UploadError(
-            f"{client}: labels must lie in 0 … {classes - 1}, since the model has {classes} outputs, "
-            f"got {low if low < 0 else high}"
-        )
+    check_labels(y, classes, client)
     return y.cpu().bincount(minlength=classes)
 
 

@@ -4,6 +4,7 @@ An Upload is checked when it is made, whoever makes it, so that nothing after th
 finite or its shapes fit. On disk it is one safetensors file with flat keys:
 
     weights/<name>   gram/<layer>/values|basis   projector/<layer>/values|basis   classes   moments/<part>
+    targets   fisher/<weight>   gradients/<layer>/values|basis
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from maecho._version import __version__
 from maecho.errors import UploadError
 from maecho.layers import Layer
 from maecho.moments import Moments
+from maecho.spaces import Place, Space, Spaces
 from maecho.spectra import Spectrum
 from maecho.statistics import STATISTICS
+
+SPECTRA = {"gram": "grams", "projector": "projectors", "gradients": "gradients"}
+"""Statistics of one symmetric matrix a layer: the name in files, and the field of an Upload."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,23 +46,34 @@ class Upload:
     """The layer whose rows are the classes."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Tied names -> the name in `weights`."""
+    spaces: Spaces | None = None
+    """Which axes are the same neurons, where the network could be traced; what matching needs."""
     grams: Mapping[str, Spectrum] = field(default_factory=dict)
     projectors: Mapping[str, Spectrum] = field(default_factory=dict)
     class_counts: Tensor | None = None
     moments: Moments | None = None
+    targets: Tensor | None = None
+    """Sums of the head's inputs by class [classes, inputs]."""
+    fisher: Mapping[str, Tensor] = field(default_factory=dict)
+    """The diagonal of the Fisher information, by the name and of the shape of the weight."""
+    gradients: Mapping[str, Spectrum] = field(default_factory=dict)
+    """Grams of the gradients at the layers' outputs."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """How each statistic was made, and what else is worth knowing."""
 
     def __post_init__(self) -> None:
-        for name in ("weights", "aliases", "grams", "projectors", "recipe"):
+        for name in ("weights", "aliases", "grams", "projectors", "fisher", "gradients", "recipe"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         checks.weights(self)
-        for kind, largest in (("gram", float("inf")), ("projector", 1.0)):
-            spectra = checks.spectra(self, kind, getattr(self, f"{kind}s"), largest)
-            object.__setattr__(self, f"{kind}s", MappingProxyType(spectra))
+        for kind, part in SPECTRA.items():
+            object.__setattr__(self, part, MappingProxyType(checks.spectra(self, kind, getattr(self, part))))
         checks.classes(self)
+        checks.targets(self)
+        checks.fisher(self)
         if self.moments is not None:
             checks.moments(self, self.moments)
+        if self.spaces is not None:
+            checks.spaces(self, self.spaces)
 
     @property
     def has(self) -> frozenset[str]:
@@ -67,6 +83,9 @@ class Upload:
             "projector": bool(self.projectors) or not self.layers,
             "classes": self.class_counts is not None,
             "moments": self.moments is not None,
+            "targets": self.targets is not None,
+            "fisher": bool(self.fisher),
+            "gradients": bool(self.gradients) or not self.layers,
         }
         return frozenset(name for name, there in carried.items() if there)
 
@@ -96,6 +115,7 @@ class Upload:
             "layers": [asdict(layer) for layer in self.layers],
             "head": self.head,
             "aliases": dict(self.aliases),
+            "spaces": None if self.spaces is None else [asdict(space) for space in self.spaces],
             "input_shape": None if self.moments is None else list(self.moments.shape),
             "recipe": dict(self.recipe),
             "made_by": f"maecho {__version__}",
@@ -106,8 +126,8 @@ class Upload:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that leaves the client, by the keys of the file."""
         out = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
-        for kind, spectra in (("gram", self.grams), ("projector", self.projectors)):
-            for name, spectrum in spectra.items():
+        for kind, part in SPECTRA.items():
+            for name, spectrum in getattr(self, part).items():
                 out |= _spectrum_tensors(f"{kind}/{name}", spectrum)
         if self.class_counts is not None:
             out["classes"] = self.class_counts
@@ -115,7 +135,9 @@ class Upload:
             m = self.moments
             out |= {"moments/classes": m.classes, "moments/counts": m.counts, "moments/means": m.means}
             out |= _spectrum_tensors("moments/covariances", m.covariances)
-        return out
+        if self.targets is not None:
+            out["targets"] = self.targets
+        return out | {f"fisher/{name}": tensor for name, tensor in self.fisher.items()}
 
     @classmethod
     def load(cls, path: str | Path, only: Collection[str] | None = None) -> Upload:
@@ -129,14 +151,16 @@ class Upload:
             upload = cls(
                 client=about["client"],
                 examples=about["examples"],
-                weights={k.removeprefix("weights/"): t for k, t in tensors.items() if k.startswith("weights/")},
+                weights=_read_named("weights", tensors),
                 layers=tuple(Layer(**layer) for layer in about["layers"]),
                 head=about["head"],
                 aliases=about["aliases"],
-                grams=_read_spectra("gram", tensors),
-                projectors=_read_spectra("projector", tensors),
+                spaces=_read_spaces(about["spaces"]),
                 class_counts=tensors.get("classes"),
                 moments=_read_moments(tensors, about["input_shape"]),
+                targets=tensors.get("targets"),
+                fisher=_read_named("fisher", tensors),
+                **{part: _read_spectra(kind, tensors) for kind, part in SPECTRA.items()},
                 recipe=about["recipe"],
             )
         except UploadError as error:
@@ -161,6 +185,7 @@ HEADER: dict[str, tuple[type, ...]] = {
     "layers": (list,),
     "head": (str, type(None)),
     "aliases": (dict,),
+    "spaces": (list, type(None)),
     "input_shape": (list, type(None)),
     "recipe": (dict,),
     "tensors": (dict,),
@@ -181,6 +206,12 @@ def read_header(path: Path) -> dict[str, Any]:
     return about
 
 
+def _read_spaces(found: list[Any] | None) -> Spaces | None:
+    if found is None:
+        return None
+    return tuple(Space(s["name"], s["size"], tuple(Place(**place) for place in s["places"])) for s in found)
+
+
 def _described(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
 
@@ -197,6 +228,10 @@ def _check_inventory(
                 f"{path}: tensor {name!r} of {about['client']} must be {listed.get(name, 'none')} as the header says, "
                 f"got {got}"
             )
+
+
+def _read_named(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(f"{part}/"): t for k, t in tensors.items() if k.startswith(f"{part}/")}
 
 
 def _spectrum_tensors(key: str, spectrum: Spectrum) -> dict[str, Tensor]:

@@ -7,10 +7,18 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from torch import nn
+
 from maecho._version import __version__
+from maecho.aggregation.afl import AFL
 from maecho.aggregation.average import FedAvg
 from maecho.aggregation.cohort import Cohort, Source
+from maecho.aggregation.dense import DENSE
+from maecho.aggregation.fisher import Fisher
+from maecho.aggregation.kronecker import Kronecker
 from maecho.aggregation.ma_echo import Iteration, MAEcho
+from maecho.aggregation.matching import PFNM, FedMA
+from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.aggregation.regmean import RegMean
 from maecho.aggregation.result import Merged, Method
 from maecho.errors import UploadError
@@ -18,14 +26,43 @@ from maecho.errors import UploadError
 METHODS: dict[str, Method] = {
     "fedavg": FedAvg(),
     "ma-echo": MAEcho(),
+    "ma-echo+ot": MAEchoOT(),
+    "ot": OT(),
+    "pfnm": PFNM(),
+    "fedma": FedMA(),
     "regmean": RegMean(),
+    "fisher": Fisher(),
+    "kronecker": Kronecker(),
+    "afl": AFL(),
+    "dense": DENSE(),
 }
 
-__all__ = ["METHODS", "FedAvg", "Iteration", "MAEcho", "Merged", "Method", "RegMean", "aggregate", "choose"]
+__all__ = [
+    "AFL",
+    "DENSE",
+    "METHODS",
+    "OT",
+    "PFNM",
+    "FedAvg",
+    "FedMA",
+    "Fisher",
+    "Iteration",
+    "Kronecker",
+    "MAEcho",
+    "MAEchoOT",
+    "Merged",
+    "Method",
+    "RegMean",
+    "aggregate",
+    "choose",
+]
 
 
-def choose(method: str | Method, **options: Any) -> tuple[str, Method]:
-    """A method by name or as it is, with options changed. Raises ValueError for a name or option that is not there."""
+def choose(method: str | Method, *, model: nn.Module | None = None, **options: Any) -> tuple[str, Method]:
+    """A method by name or as it is, with options changed. Raises ValueError for a name or option that is not there.
+
+    A `model` goes to methods that run the network; the others have no use for it.
+    """
     if not isinstance(method, str):
         name = next((n for n, known in METHODS.items() if type(known) is type(method)), type(method).__name__)
         found = method
@@ -39,21 +76,30 @@ def choose(method: str | Method, **options: Any) -> tuple[str, Method]:
     for option in options:
         if option not in known_options:
             raise ValueError(f"{name} has the options {', '.join(known_options) or 'none'}, got {option!r}")
+    if model is not None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}")
+        if "model" in known_options:
+            options["model"] = model
     return name, dataclasses.replace(found, **options)
 
 
-def aggregate(uploads: Iterable[Source], method: str | Method = "ma-echo", **options: Any) -> Merged:
+def aggregate(
+    uploads: Iterable[Source], method: str | Method = "ma-echo", *, model: nn.Module | None = None, **options: Any
+) -> Merged:
     """Merge uploads, or the files that hold them, into one state_dict.
 
     Args:
         uploads: Upload objects or paths; paths are read one at a time.
         method: a name from METHODS, or a method made by hand.
+        model: the network that the uploads are weights of. Methods that run it (`dense`) need it, all others ignore it,
+            so it may always be given. It is not changed.
         options: its hyper-parameters, e.g. `steps=30`.
 
     Returns:
         A state_dict, with `averaged` (the names that have no input matrix) and `recipe` (how it was made) beside.
     """
-    name, chosen = choose(method, **options)
+    name, chosen = choose(method, model=model, **options)
     cohort = Cohort(uploads, chosen.needs, name)
     began = time.perf_counter()
     merged = chosen(cohort)

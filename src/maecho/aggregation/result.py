@@ -22,8 +22,10 @@ class Merged(dict[str, Tensor]):
     ):
         super().__init__(weights)
         self.averaged = tuple(averaged)
-        """Names that have no input matrix, or none of whose inputs is known, and were only averaged."""
+        """Names that were only averaged, nothing being known of them but their values: no input matrix, no inputs."""
         self.recipe = dict(recipe or {})
+        self.widths: dict[str, int] = {}
+        """Neurons of each space, where a method may have changed them; `maecho.spaces.load` takes such a state_dict."""
 
     def save(self, path: str | Path) -> None:
         """One safetensors file that any tool can read, with the recipe in its header."""

@@ -1,0 +1,81 @@
+"""AFL: the last layer by ridge regression on everybody's data, from sums alone.
+
+    min_W  Σ_i ‖X_i Wᵀ − Y_i‖² + γ ‖W‖²   =>   W = (Σ_i Y_iᵀ X_i) (Σ_i X_iᵀ X_i + γI)⁻¹
+
+(He et al., CVPR 2025) with X_i the inputs of the last layer, a bias being one more that is always 1, and Y_i the labels
+as unit rows. The sums do not see who holds which example, so any split of the data gives the same head as all of it in
+one place. For that all clients must share everything before the head: a frozen, pretrained backbone.
+
+It is exact for uploads made with `rank=None`; others carry a Gram that is cut to its leading directions. Then labels
+are regressed on each client's inputs in those directions alone: Y_iᵀ X_i is projected on them too, for left as it is it
+would be divided by γ in the directions that the Gram has lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from maecho.aggregation.average import Mean
+from maecho.aggregation.options import NOT_NEGATIVE, number, one_of
+from maecho.aggregation.result import Merged, assemble
+from maecho.errors import UploadError
+from maecho.spectra import divide, mean_eigenvalue, plus_identity
+from maecho.upload import Upload
+
+
+@dataclass(frozen=True)
+class AFL:
+    """Args:
+    ridge: γ, as a share of the mean eigenvalue of Σ XᵀX. The default is well above what float32 uploads round away; 0
+        is least squares (of the smallest norm, where there are several).
+    backbone: what comes before the head must be "shared" by all clients, or is made the "average": then the head was
+        fitted to other inputs than it will see.
+    """
+
+    ridge: float = 1e-3
+    backbone: Literal["shared", "average"] = "shared"
+
+    def __post_init__(self) -> None:
+        number("ridge", self.ridge, NOT_NEGATIVE, 0)
+        one_of("backbone", self.backbone, ("shared", "average"))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"gram", "targets"})
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        mean, first = Mean(), None
+        gram = targets = torch.zeros(())
+        for upload in uploads:
+            first = first or upload
+            mean.add(upload)
+            if self.backbone == "shared":
+                _check_shared(first, upload)
+            assert upload.head is not None  # an upload with targets has one
+            assert upload.targets is not None
+            G = upload.grams[upload.head]
+            gram = gram + G.sum_form()
+            targets = targets + G.map(torch.ones_like).after(upload.targets.double().unsqueeze(0))
+        assert first is not None
+        weights = mean.weights()
+        if not gram.any():
+            return assemble(first, weights, {})
+        head = divide(targets, plus_identity(gram, self.ridge * mean_eigenvalue(gram)))
+        return assemble(first, weights, {str(first.head): head})
+
+
+def _check_shared(first: Upload, upload: Upload) -> None:
+    head: set[str | None] = {
+        p for layer in first.layers if layer.name == first.head for p in (layer.weight, layer.bias)
+    }
+    for name, tensor in first.weights.items():
+        if name not in head and tensor.is_floating_point() and not torch.equal(tensor, upload.weights[name]):
+            gap = float((tensor.double() - upload.weights[name].double()).abs().max())
+            raise UploadError(
+                f"{upload.client}: afl needs a backbone that all clients share, so weight {name!r} must be as in "
+                f"{first.client}, got one that differs by {gap:.3g}; backbone='average' merges all the same"
+            )

@@ -1,0 +1,268 @@
+"""DENSE: the clients' ensemble distilled into one model, on inputs from a generator that is trained against it.
+
+    generator:  min_G  CE(D(x), y) + λ1 L_BN(x) − λ2 ω KL(D(x) ‖ f(x)),    x = G(z),  D = mean of the clients' logits
+    student:    min_f  KL(D(x) ‖ f(x))
+
+with ω = 1 where the student f and the ensemble D decide differently, else 0 (Zhang et al., NeurIPS 2022). As in the
+release every epoch starts a generator anew, for one batch of noise (trained along) and of random labels; the inputs of
+its best step join a pool, and the student learns from all of the pool. The only method here that trains on the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from maecho.aggregation.average import Mean
+from maecho.aggregation.cohort import Cohort
+from maecho.aggregation.generator import (
+    NOISE,
+    Generator,
+    Standardised,
+    Teachers,
+    boundary_support,
+    divergence,
+    logits,
+)
+from maecho.aggregation.options import NOT_NEGATIVE, POSITIVE, number, one_of
+from maecho.aggregation.result import Merged, assemble
+from maecho.errors import UploadError
+from maecho.progress import track
+from maecho.upload import Upload
+
+GENERATOR_RATE, GENERATOR_BETAS = 1e-3, (0.5, 0.999)
+"""Of Adam, as in the release."""
+MOMENTUM = 0.9
+LARGEST_GRADIENT = 10.0
+"""A longer one of the student is cut to this: inputs on a large scale would throw it out in one step."""
+
+
+@dataclass(frozen=True)
+class DENSE:
+    """The defaults are a budget of a minute or so on a CPU. The paper's is `epochs=200, generator_steps=30` with the
+    release's `batch_size=256, width=64`, for a GPU.
+
+    Args:
+        epochs: how often a generator is trained and the student after it.
+        generator_steps: of Adam, in every epoch.
+        student_steps: of SGD in every epoch, on batches from all inputs so far. The release passes over them once: 100
+            steps on average over its 200 epochs.
+        batch_size: inputs generated in an epoch, and in a batch of the student.
+        width: channels of the generator.
+        learning_rate: the student's.
+        temperature: of the distillation.
+        batchnorm: λ1, the weight of L_BN; it has no effect on networks without BatchNorm.
+        boundary: λ2, the weight of the boundary-support divergence.
+        ensemble: mean of the "logits" as in the paper, or of the "probabilities".
+        start: the student starts from the "average" of the clients by examples, or anew ("random", as in the paper).
+        input_shape: of one input, e.g. (1, 28, 28). By default the uploads' moments say it.
+        scale: of what is generated. "moments": every pixel or feature has the mean and spread that the uploads' moments
+            report, the default unless an `input_shape` is given. "standard": BatchNorm without parameters at the end,
+            so mean 0 and spread 1 in every channel, for data that were standardised; the default with an `input_shape`.
+            "unit": a sigmoid, for pixels in [0, 1], as in the release. The last two use nothing of the clients' data.
+        seed: of all that is random.
+        device: where to train, e.g. "cpu"; by default CUDA if there is one. The result is where the uploads are.
+        model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
+    """
+
+    epochs: int = 20
+    generator_steps: int = 15
+    student_steps: int = 100
+    batch_size: int = 128
+    width: int = 16
+    learning_rate: float = 0.01
+    temperature: float = 4.0
+    batchnorm: float = 1.0
+    boundary: float = 0.5
+    ensemble: Literal["logits", "probabilities"] = "logits"
+    start: Literal["average", "random"] = "average"
+    input_shape: tuple[int, ...] | None = None
+    scale: Literal["moments", "standard", "unit"] | None = None
+    seed: int = 0
+    device: str | None = None
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "generator_steps", "student_steps", "width"):
+            number(name, getattr(self, name), "a whole number, at least 1", 1, whole=True)
+        number("batch_size", self.batch_size, "a whole number, at least 2 (BatchNorm needs two)", 2, whole=True)
+        number("learning_rate", self.learning_rate, POSITIVE, 0)
+        number("temperature", self.temperature, POSITIVE, 0)
+        number("batchnorm", self.batchnorm, NOT_NEGATIVE, 0)
+        number("boundary", self.boundary, NOT_NEGATIVE, 0)
+        number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
+        one_of("ensemble", self.ensemble, ("logits", "probabilities"))
+        one_of("start", self.start, ("average", "random"))
+        one_of("scale", self.scale, (None, "moments", "standard", "unit"))
+        if self.input_shape is not None:
+            if not isinstance(self.input_shape, tuple | list) or not self.input_shape:
+                raise ValueError(f"input_shape must be the lengths of one input's axes, got {self.input_shape!r}")
+            for length in self.input_shape:
+                number("input_shape", length, "of whole numbers, at least 1", 1, whole=True)
+            object.__setattr__(self, "input_shape", tuple(self.input_shape))  # a config or command line gives a list
+        if self.device is not None:
+            try:
+                torch.device(self.device)
+            except (RuntimeError, TypeError) as error:
+                raise ValueError(f"device must be one of torch's, such as cpu or cuda, got {self.device!r}") from error
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"moments"} if self.input_shape is None or self._scale == "moments" else ())
+
+    @property
+    def _scale(self) -> str:
+        return self.scale or ("moments" if self.input_shape is None else "standard")
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        uploads = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "dense")
+        # By name, so that the order in which clients come decides nothing.
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        first, mean = uploads[0], Mean()
+        skeleton = self._skeleton(first)
+        shape, output = self._inputs(uploads)
+        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device must be cpu where torch sees no GPU, got {self.device!r}")
+        dtype = torch.float32  # or what the uploads have, if it is finer
+        models = []
+        for upload in uploads:
+            mean.add(upload)
+            models.append(copy.deepcopy(skeleton))
+            models[-1].load_state_dict(upload.state_dict())
+        for tensor in first.weights.values():
+            dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
+        with _global_rng_lent(self.seed, device), torch.enable_grad():
+            student = self._student(skeleton, first, mean).to(device, dtype)
+            began = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+            teachers = Teachers([model.to(device, dtype) for model in models], self.ensemble)
+            self._train(student, teachers, shape, output.to(device, dtype))
+        ended = student.state_dict()
+        merged = assemble(first, {name: ended[name].to(tensor.device) for name, tensor in first.weights.items()}, {})
+        kept = [name for name in first.weights if torch.equal(began[name], ended[name])]
+        merged.averaged = tuple(kept) if self.start == "average" else ()
+        return merged
+
+    def _train(self, student: nn.Module, teachers: Teachers, shape: tuple[int, ...], output: nn.Module) -> None:
+        """Both stages, in turn; the student is trained where it is."""
+        parameters = [p for p in student.parameters() if p.requires_grad]
+        if not parameters:
+            raise UploadError(f"dense: the model must have parameters to train, got {type(student).__name__} with none")
+        optimizer = torch.optim.SGD(parameters, self.learning_rate, momentum=MOMENTUM)
+        rng = torch.Generator().manual_seed(self.seed)
+        pool = answers = torch.empty(0)
+        for _ in track(range(self.epochs), "dense"):
+            student.eval()
+            generator = Generator(shape, self.width, output, rng).to(parameters[0])
+            x = self._synthesise(generator, student, teachers, rng)
+            with torch.no_grad():
+                answer, _ = teachers(x)
+            pool, answers = (torch.cat([pool, x]), torch.cat([answers, answer])) if len(pool) else (x, answer)
+            student.train()
+            for _ in range(self.student_steps):
+                rows = torch.randint(len(pool), (self.batch_size,), generator=rng).to(pool.device)
+                optimizer.zero_grad()
+                divergence(answers[rows], logits(student, pool[rows]), self.temperature).mean().backward()
+                nn.utils.clip_grad_norm_(parameters, LARGEST_GRADIENT)
+                optimizer.step()
+        student.eval()
+
+    def _synthesise(self, generator: Generator, student: nn.Module, teachers: Teachers, rng: torch.Generator) -> Tensor:
+        """Stage 1: one batch of inputs, that of the generator's best step."""
+        like = next(generator.parameters())
+        z = torch.randn(self.batch_size, NOISE, generator=rng).to(like).requires_grad_()
+        trained = [*generator.parameters(), z]
+        optimizer = torch.optim.Adam(trained, GENERATOR_RATE, betas=GENERATOR_BETAS)
+        labels: Tensor | None = None
+        least, best = math.inf, torch.empty(0)
+        for _ in range(self.generator_steps):
+            x = generator(z)
+            answer, distance = teachers(x)
+            if labels is None:
+                labels = torch.randint(answer.shape[1], (self.batch_size,), generator=rng).to(like.device)
+            loss = functional.cross_entropy(answer, labels) + self.batchnorm * distance
+            if self.boundary:
+                loss = loss + self.boundary * boundary_support(answer, logits(student, x))
+            if (now := loss.item()) < least or not len(best):
+                least, best = now, x.detach()
+            optimizer.zero_grad()
+            loss.backward(inputs=trained)
+            optimizer.step()
+        return best
+
+    def _skeleton(self, first: Upload) -> nn.Module:
+        if self.model is None:
+            raise UploadError(
+                "dense: model must be the network that the uploads are weights of, since dense trains, got none; "
+                "give it as aggregate(uploads, 'dense', model=network)"
+            )
+        expected, got = first.state_dict(), self.model.state_dict()
+        for name in {**expected, **got}:
+            words = [
+                "x".join(map(str, state[name].shape)) or "scalar" if name in state else "none"
+                for state in (expected, got)
+            ]
+            if words[0] != words[1]:
+                raise UploadError(
+                    f"dense: model must have {words[0]} for {name!r} as in the upload of {first.client}, got {words[1]}"
+                )
+        return self.model
+
+    def _student(self, skeleton: nn.Module, first: Upload, mean: Mean) -> nn.Module:
+        student = copy.deepcopy(skeleton)
+        if self.start == "average":
+            weights = mean.weights()
+            student.load_state_dict(weights | {name: weights[kept] for name, kept in first.aliases.items()})
+            return student
+        for module in student.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        return student
+
+    def _inputs(self, uploads: Sequence[Upload]) -> tuple[tuple[int, ...], nn.Module]:
+        """The shape of one input, and what brings the generator's numbers into the range of the data."""
+        shape = self.input_shape
+        for upload in uploads if self.needs else ():
+            assert upload.moments is not None
+            shape = shape or upload.moments.shape
+            if upload.moments.shape != shape:
+                whose = "input_shape says" if self.input_shape else f"{uploads[0].client}'s are"
+                raise UploadError(f"{upload.client}: inputs must be {shape} as {whose}, got {upload.moments.shape}")
+        assert shape is not None
+        if self._scale == "unit":
+            return shape, nn.Sigmoid()
+        return shape, Standardised(shape, _pooled(uploads) if self._scale == "moments" else None)
+
+
+def _pooled(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
+    """Mean and spread of every pixel or feature, over all clients and classes."""
+    moments = [upload.moments for upload in uploads if upload.moments is not None]
+    counts = torch.cat([m.counts.double().cpu() for m in moments])
+    p = counts / counts.sum()
+    means = torch.cat([m.means.double().cpu() for m in moments])
+    within = []
+    for m in moments:
+        values, basis = m.covariances.values.double().cpu(), m.covariances.basis
+        within.append(values if basis is None else torch.einsum("kr,kdr->kd", values, basis.double().cpu() ** 2))
+    mean = p @ means
+    return mean, (p @ (torch.cat(within) + (means - mean) ** 2)).sqrt()
+
+
+@contextlib.contextmanager
+def _global_rng_lent(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout and initial weights know only torch's global generators: lend them our seed, put their state back."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

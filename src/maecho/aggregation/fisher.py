@@ -1,0 +1,71 @@
+"""Fisher merging: every single weight averaged by how much it matters to each client.
+
+    min_W  Σ_i Σ_k F_ik (W_k − W_ik)²   =>   W = (Σ_i F_i ∘ W_i + ε W̄) / (Σ_i F_i + ε)
+
+(Matena and Raffel, NeurIPS 2022), with F_i the diagonal of client i's Fisher information, W̄ the average and ε a pull
+towards it. F_i is a sum over the client's examples, not a mean: so the sum over clients is the precision of the product
+of their Laplace posteriors, and a client with twice the examples counts twice. Only sums over clients are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maecho.aggregation.average import Mean
+from maecho.aggregation.options import NOT_NEGATIVE, number, one_of
+from maecho.aggregation.result import Merged, assemble
+from maecho.errors import UploadError
+from maecho.upload import Upload
+
+
+@dataclass(frozen=True)
+class Fisher:
+    """Args:
+    ridge: ε, the pull towards the average, as a share of the mean entry of Σ F_i in the same tensor. 0: the average
+        stands only where no client has information.
+    weighting: by number of "examples", or "uniform": F_i as a mean over the client's examples, as in the paper.
+    """
+
+    ridge: float = 1e-3
+    weighting: Literal["examples", "uniform"] = "examples"
+
+    def __post_init__(self) -> None:
+        number("ridge", self.ridge, NOT_NEGATIVE, 0)
+        one_of("weighting", self.weighting, ("examples", "uniform"))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"fisher"})
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        mean, first = Mean(self.weighting), None
+        fishers: dict[str, Tensor] = {}
+        products: dict[str, Tensor] = {}
+        for upload in uploads:
+            first = first or upload
+            mean.add(upload)
+            for name in sorted(first.fisher.keys() ^ upload.fisher.keys()):
+                expected, got = ("one", "none") if name in first.fisher else ("none", "one")
+                raise UploadError(
+                    f"{upload.client}: fisher of {name!r}: expected {expected} as in {first.client}, got {got}"
+                )
+            for name, one in upload.fisher.items():
+                F = one.double() / (1 if self.weighting == "examples" else upload.examples)
+                WF = upload.weights[name].double() * F
+                fishers[name] = fishers[name].add_(F) if name in fishers else F
+                products[name] = products[name].add_(WF) if name in products else WF
+        assert first is not None
+        weights = mean.weights()
+        for name, F in fishers.items():
+            total = F + self.ridge * F.mean()
+            known = total > 0
+            gap = products[name] - weights[name] * F
+            weights[name] = weights[name] + torch.where(known, gap / total.where(known, torch.ones_like(total)), 0)
+        merged = assemble(first, weights, {})
+        merged.averaged = tuple(name for name in first.weights if name not in fishers or not fishers[name].any())
+        return merged

@@ -1,0 +1,101 @@
+"""Kronecker-factored merging: each layer by how its client's loss curves in inputs and in outputs.
+
+    min_W  Σ_i tr[(W − W_i)ᵀ B_i (W − W_i) A_i] / n_i   =>   Σ_i B_i W A_i / n_i = Σ_i B_i W_i A_i / n_i
+
+(FedLPA: Liu et al., NeurIPS 2024; FedFisher: Jhunjhunwala et al., AISTATS 2024) with A_i = Σ x xᵀ over the inputs of
+the layer and B_i = Σ g gᵀ over the gradients of log p(y|x) at its outputs, both over the client's n_i examples. If x
+and g are independent, the client's Fisher information is Σ xxᵀ ⊗ ggᵀ ≈ n_i (A_i/n_i) ⊗ (B_i/n_i) = A_i ⊗ B_i / n_i.
+That division keeps the Fisher a sum over examples: a client with twice the data counts twice, where A_i ⊗ B_i would
+count it four times. With B_i = n_i I it is RegMean.
+
+Both factors of a client are damped, A_i + aI and B_i + bI: eigenvalues of A ⊗ B reach down to the product of those of A
+and B, far below what float32 statistics can tell from 0. FedLPA's release adds 1 to the means over examples, which are
+A_i / n_i and B_i / n_i. That much makes every client hold on to its own weights, with its n_i, in every direction, so
+the average stands where no client has information; and a sure model, whose gradients are small, still counts by its
+inputs.
+There is no closed form for more than one client: `conjugate.py` solves it, from the average.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from maecho.aggregation.average import Mean
+from maecho.aggregation.conjugate import Sylvester
+from maecho.aggregation.options import NOT_NEGATIVE, POSITIVE, number, one_of
+from maecho.aggregation.result import Merged, assemble
+from maecho.progress import track
+from maecho.spectra import Spectrum
+from maecho.upload import Upload
+
+
+@dataclass(frozen=True)
+class Kronecker:
+    """Args:
+    damping: "released", 1 on the means over examples; or a and b as a share of the mean eigenvalue of A_i and of B_i.
+    ridge: a further pull towards the average, as a share of the mean eigenvalue of the damped Σ A_i ⊗ B_i / n_i. It
+        holds where inputs are so large that a damping of 1 is nothing beside them.
+    weighting: by number of "examples", or "uniform": every client's Fisher as a mean over its examples.
+    tolerance: conjugate gradients stop when the residual is this share of the one at the average.
+    iterations: or after this many steps, with a warning that says how far they came.
+    """
+
+    damping: float | Literal["released"] = "released"
+    ridge: float = 1e-3
+    weighting: Literal["examples", "uniform"] = "examples"
+    tolerance: float = 1e-6
+    iterations: int = 2000
+
+    def __post_init__(self) -> None:
+        number("ridge", self.ridge, NOT_NEGATIVE, 0)
+        if self.damping != "released":
+            number("damping", self.damping, "released, or at least 0 and finite", 0)
+        one_of("weighting", self.weighting, ("examples", "uniform"))
+        number("tolerance", self.tolerance, POSITIVE, 0, 1)
+        number("iterations", self.iterations, "a whole number, at least 0", 0, whole=True)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"gram", "gradients"})
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        mean, first = Mean(self.weighting), None
+        equations: dict[str, Sylvester] = {}
+        for upload in uploads:
+            first = first or upload
+            mean.add(upload)
+            share = 1 / upload.examples ** (1 if self.weighting == "examples" else 2)
+            for layer in upload.layers:
+                A, B = upload.grams[layer.name], upload.gradients[layer.name]
+                B = Spectrum(B.values * share, B.basis)
+                equation = equations.setdefault(layer.name, Sylvester())
+                a, b = self._shift(A, upload.examples), self._shift(B, upload.examples * share)
+                equation.add(layer.matrix(upload.weights), A, B, a, b)
+        assert first is not None
+        weights = mean.weights()
+        merged: dict[str, Tensor] = {}
+        short: list[str] = []
+        for layer in track(first.layers, "kronecker"):
+            equation = equations.pop(layer.name)
+            found = equation.solve(layer.matrix(weights), self.ridge, self.tolerance, self.iterations)
+            if found.residual > self.tolerance:
+                short.append(f"{found.residual:.2g} at {layer.name!r}")
+            if found.known:
+                merged[layer.name] = found.matrix
+        if short:
+            warnings.warn(
+                f"kronecker: every layer must come to a residual of {self.tolerance:g}, got {', '.join(short)} after "
+                f"{self.iterations} iterations; raise iterations or damping",
+                stacklevel=2,
+            )
+        return assemble(first, weights, merged)
+
+    def _shift(self, A: Spectrum, released: float) -> float | Tensor:
+        if self.damping == "released":
+            return released
+        return self.damping * A.values.double().sum(-1)[:, None, None] / A.width

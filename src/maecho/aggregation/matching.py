@@ -1,0 +1,190 @@
+"""Matched averaging: neurons of all clients assigned to common ones, and what is assigned alike is averaged.
+
+The Beta-Bernoulli process of Yurochkin et al. (PFNM, ICML 2019): global neurons θ ~ N(0, σ0²), each client has some of
+them with noise N(0, σ²), and how many there are is up to the data. With the assignments of all other clients fixed,
+giving client j's neuron v to global neuron i, made of the neurons of m_i other clients with the sum S_i, gains
+
+    ‖(S_i + v)/σ²‖² / (1/σ0² + (m_i + 1)/σ²) − ‖S_i/σ²‖² / (1/σ0² + m_i/σ²) + 2 log(m_i / (J − m_i))
+
+and making it the k-th new one gains the same with S = 0, m = 0, and 2 log(γ/J) − 2 log k for the last term. The best
+assignment is Hungarian; clients take turns until nothing changes. Layer after layer in order of execution this is PFNM
+for fully connected networks and FedMA (Wang et al., ICLR 2020) in its one-shot form for convolutions too: layers may
+grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maecho.aggregation.options import POSITIVE, number
+from maecho.aggregation.result import Merged
+from maecho.alignment import Alignment, carry, rows_of
+from maecho.errors import UploadError
+from maecho.spaces import Space
+from maecho.upload import Upload
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+SWEEPS = 10
+"""Turns that every client gets at most; assignments mostly settle in two or three."""
+
+
+def assign(
+    neurons: Sequence[Float[np.ndarray, "own features"]], sigma0: float, sigma: float, gamma: float, most: int
+) -> list[Int[np.ndarray, " own"]]:
+    """For every client the global neuron of each of its own; at most `most` global ones."""
+    from scipy.optimize import linear_sum_assignment
+
+    J, features = len(neurons), neurons[0].shape[1]
+    sums, counts = np.zeros((0, features)), np.zeros(0)
+    found: list[Int[np.ndarray, " own"]] = []
+    for sweep in range(SWEEPS):
+        changed = False
+        for j, own in enumerate(neurons):
+            if sweep:
+                np.subtract.at(sums, found[j], own)
+                np.subtract.at(counts, found[j], 1)
+                keep = counts > 0
+                renumbered = np.cumsum(keep) - 1
+                found = [renumbered[f] if i != j else f for i, f in enumerate(found)]
+                sums, counts = sums[keep], counts[keep]
+            gain = _gains(own, sums, counts, J, sigma0, sigma, gamma, min(len(own), max(0, most - len(counts))))
+            _, chosen = linear_sum_assignment(gain, maximize=True)
+            # New ones are alike, so they are numbered as the client has them: the first client keeps its order.
+            fresh = np.flatnonzero(chosen >= len(counts))
+            chosen[fresh] = len(counts) + np.arange(len(fresh))
+            sums = np.vstack([sums, np.zeros((len(fresh), features))])
+            counts = np.append(counts, np.zeros(len(fresh)))
+            np.add.at(sums, chosen, own)
+            np.add.at(counts, chosen, 1)
+            if sweep:
+                changed |= not np.array_equal(chosen, found[j])
+                found[j] = chosen
+            else:
+                found.append(chosen)
+        if sweep and not changed:
+            break
+    return found
+
+
+def _gains(
+    own: np.ndarray, sums: np.ndarray, counts: np.ndarray, J: int, sigma0: float, sigma: float, gamma: float, new: int
+) -> np.ndarray:
+    """Gain of every own neuron at every global one that is there, and at `new` fresh ones."""
+    a, b = 1 / sigma0**2, 1 / sigma**2
+    square = (own**2).sum(1, keepdims=True)
+    joint = square + 2 * own @ sums.T + (sums**2).sum(1)
+    there = b**2 * joint / (a + (counts + 1) * b) - b**2 * (sums**2).sum(1) / (a + counts * b)
+    there = there + 2 * np.log(counts / np.maximum(J - counts, 1e-10))
+    fresh = b**2 * square / (a + b) + 2 * np.log(gamma / J) - 2 * np.log(np.arange(1, new + 1))
+    return np.hstack([there, np.broadcast_to(fresh, (len(own), new))])
+
+
+@dataclass(frozen=True)
+class FedMA(Alignment):
+    """Layer-wise matched averaging, without training between layers; the options of `Alignment` but transport, and
+
+    Args:
+        sigma0: spread of the global neurons.
+        sigma: spread of the clients' around them.
+        gamma: the larger, the more neurons the global layers have.
+        growth: how many times as wide as the clients' a global layer may get; 1 keeps the architecture.
+    """
+
+    sigma0: float = 1.0
+    sigma: float = 1.0
+    gamma: float = 7.0
+    growth: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("sigma0", "sigma", "gamma"):
+            number(name, getattr(self, name), POSITIVE, 0)
+        number("growth", self.growth, "at least 1 and finite", 1)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        # Whose turn comes first matters to a greedy assignment: the largest client's, not the first's.
+        given = sorted(uploads, key=lambda upload: (-upload.examples, upload.client))
+        spaces = self._spaces(given)
+        weights = [dict(upload.weights) for upload in given]
+        present = [{name: torch.ones(1, dtype=torch.float64) for name in given[0].weights} for _ in given]
+        axes = {(place.tensor, place.axis) for space in spaces for place in space.places}
+        widths = {}
+        for space in spaces:
+            found = self._assign(given, weights, space, axes)
+            axes -= {(place.tensor, place.axis) for place in space.places}
+            widths[space.name] = width = int(max(f.max() for f in found)) + 1
+            for f, own, there in zip(found, weights, present, strict=True):
+                M = torch.zeros(width, space.size, dtype=torch.float64)
+                M[torch.from_numpy(f), torch.arange(space.size)] = 1
+                for place in space.places:
+                    shape = [1] * own[place.tensor].dim()
+                    shape[place.axis] = -1
+                    mask = M.sum(1).repeat_interleave(place.block).reshape(shape)
+                    own[place.tensor] = carry(own[place.tensor], place, M)
+                    there[place.tensor] = there[place.tensor] * mask
+        return self._average(given, weights, present, widths)
+
+    def _assign(
+        self,
+        uploads: Sequence[Upload],
+        weights: Sequence[dict[str, Tensor]],
+        space: Space,
+        open_axes: set[tuple[str, int]],
+    ) -> list[np.ndarray]:
+        rows = [
+            rows_of(u.layers, own, space, open_axes).double().numpy() for u, own in zip(uploads, weights, strict=True)
+        ]
+        # In units of the neurons' own spread, so that the priors mean the same in every layer.
+        scale = float(np.sqrt(np.mean([np.mean(r**2) for r in rows]))) or 1.0
+        most = max(space.size, int(self.growth * space.size))
+        return assign([r / scale for r in rows], self.sigma0, self.sigma, self.gamma, most)
+
+    def _average(
+        self,
+        uploads: Sequence[Upload],
+        weights: Sequence[dict[str, Tensor]],
+        present: Sequence[dict[str, Tensor]],
+        widths: dict[str, int],
+    ) -> Merged:
+        """Every entry over the clients that have it."""
+        largest = uploads[0].weights
+        out = {}
+        for name, like in largest.items():
+            if not like.is_floating_point():
+                out[name] = like.clone()
+                continue
+            total = sum(own[name].double() for own in weights)
+            count = sum(there[name] for there in present)
+            assert isinstance(total, Tensor)
+            assert isinstance(count, Tensor)
+            out[name] = (total / count.clamp(min=1)).to(like.dtype)
+        out |= {alias: out[kept] for alias, kept in uploads[0].aliases.items()}
+        merged = Merged(out, averaged=list(largest))
+        merged.widths = widths
+        return merged
+
+
+@dataclass(frozen=True)
+class PFNM(FedMA):
+    """Probabilistic federated neural matching, for fully connected networks; global layers may grow."""
+
+    growth: float = 2.0
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        first = uploads[0]
+        for layer in first.layers:
+            if first.weights[layer.weight].dim() != 2 or layer.transposed:
+                raise UploadError(f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma")
+        return super().__call__(uploads)

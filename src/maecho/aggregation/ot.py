@@ -1,0 +1,53 @@
+"""Fusion by optimal transport, alone and before MA-Echo.
+
+`ot`: all clients brought into the order of one by transport of their neurons, then averaged (Singh and Jaggi, 2020).
+`ma-echo+ot`: the same, then MA-Echo with the statistics in that order too (the paper's section on neuron matching).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from maecho.aggregation.average import FedAvg
+from maecho.aggregation.ma_echo import MAEcho
+from maecho.aggregation.result import Merged
+from maecho.alignment import Alignment
+from maecho.upload import Upload
+
+
+@dataclass(frozen=True)
+class OT(Alignment):
+    """Align, then average; the options of `Alignment`, and
+
+    Args:
+        weighting: "uniform" as in the paper, or by number of "examples".
+        head: the last layer as an "average" like the rest, or "class-aware" (the MA-Echo release's).
+    """
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    head: Literal["average", "class-aware"] = "average"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        FedAvg(self.weighting, self.head)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return FedAvg(self.weighting, self.head).needs
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        return FedAvg(self.weighting, self.head)(self.align(uploads))
+
+
+@dataclass(frozen=True)
+class MAEchoOT(MAEcho, Alignment):
+    """Align, then MA-Echo; the options of both."""
+
+    def __post_init__(self) -> None:
+        MAEcho.__post_init__(self)
+        Alignment.__post_init__(self)
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        return super().__call__(self.align(uploads))

@@ -1,0 +1,58 @@
+"""Which labels the gradients of log p(y | x) are taken for, as directions at the model's outputs.
+
+The labels y may be those of the data, or the model's own. The second is what the Fisher information is defined by: it
+needs no labels, and it is the curvature of the loss at the client's weights, which squares of observed gradients are
+not (Kunstner et al., NeurIPS 2019). With p the probabilities that a softmax makes of the outputs and e_c a unit vector,
+∂ log p_c / ∂output = e_c − p, so each choice is a few directions v with Σ_v v vᵀ = E_y (e_y − p)(e_y − p)ᵀ:
+
+    expected    √p_c (e_c − p) for each class c: exact, one backward pass a class
+    sampled     Σ_c ±√p_c (e_c − p) with random signs: the same on average, one backward pass. A label drawn from p
+                would be right on average too, but of a sure model it hardly ever draws what the sum is made of
+    observed    e_y − p for the label y of the data: the "empirical Fisher"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Labels = Literal["expected", "sampled", "observed"]
+LABELS: tuple[Labels, ...] = ("expected", "sampled", "observed")
+
+
+class Directions(Sequence[Tensor]):
+    """The v [n, classes] of one batch, made when asked for: together they can be many times the outputs."""
+
+    def __init__(self, output: Tensor, labels: Labels, y: Tensor | None, generator: torch.Generator | None):
+        self._p = (output.cpu() if output.device.type == "mps" else output).detach().double().softmax(-1)
+        self._labels = labels
+        self._y = None if y is None else y.to(self._p.device)
+        if labels == "sampled":
+            self._signs = torch.randint(0, 2, self._p.shape, generator=generator).to(self._p) * 2 - 1
+
+    def __len__(self) -> int:
+        return self._p.shape[-1] if self._labels == "expected" else 1
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        p = self._p
+        if self._labels == "observed":
+            assert self._y is not None
+            return functional.one_hot(self._y, p.shape[-1]) - p
+        if self._labels == "expected":
+            unit = torch.zeros_like(p[0])
+            unit[index] = 1
+            return p[:, index : index + 1].sqrt() * (unit - p)
+        root = self._signs * p.sqrt()
+        return root - p * root.sum(-1, keepdim=True)
