@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from maecho.randomness import global_seed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -52,9 +54,7 @@ def build(name: str, rng: torch.Generator) -> nn.Module:
     if name not in NETWORKS:
         raise ValueError(f"build: no network {name!r}, known are {', '.join(NETWORKS)}")
     seed = int(torch.randint(2**62, (), generator=rng))
-    # Layers draw their weights from torch's global generator: lend it our seed and put it back.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with global_seed(seed):
         return NETWORKS[name]()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from maecho.randomness import global_seed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from jaxtyping import Float, Int
 
@@ -68,7 +69,7 @@ class LocalTraining:
             parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
         model.train()
-        with _global_rng_lent(rng, device):
+        with global_seed(int(torch.randint(2**62, (), generator=rng)), device):
             for epoch in range(1, self.epochs + 1):
                 loss = self._epoch(model, optimizer, x, y, torch.randperm(len(y), generator=rng).to(device))
                 if not math.isfinite(loss):
@@ -94,15 +95,3 @@ class LocalTraining:
             # Summed where it is: reading it here would make a GPU wait after every step.
             total += loss.detach() * len(labels)
         return float(total) / len(y)
-
-
-@contextmanager
-def _global_rng_lent(rng: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Dropout knows only torch's global generators: lend them a seed of ours and put their state back after."""
-    seed = int(torch.randint(2**62, (), generator=rng))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield

@@ -10,10 +10,9 @@ its best step join a pool, and the student learns from all of the pool. The only
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,6 +35,7 @@ from maecho.aggregation.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.aggregation.result import Merged, assemble
 from maecho.errors import UploadError
 from maecho.progress import track
+from maecho.randomness import global_seed
 from maecho.upload import Upload
 
 GENERATOR_RATE, GENERATOR_BETAS = 1e-3, (0.5, 0.999)
@@ -140,7 +140,7 @@ class DENSE:
             models[-1].load_state_dict(upload.state_dict())
         for tensor in first.weights.values():
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
-        with _global_rng_lent(self.seed, device), torch.enable_grad():
+        with global_seed(self.seed, device), torch.enable_grad():
             student = self._student(skeleton, first, mean).to(device, dtype)
             began = {name: tensor.clone() for name, tensor in student.state_dict().items()}
             teachers = Teachers([model.to(device, dtype) for model in models], self.ensemble)
@@ -255,14 +255,3 @@ def _pooled(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
         within.append(values if basis is None else torch.einsum("kr,kdr->kd", values, basis.double().cpu() ** 2))
     mean = p @ means
     return mean, (p @ (torch.cat(within) + (means - mean) ** 2)).sqrt()
-
-
-@contextlib.contextmanager
-def _global_rng_lent(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout and initial weights know only torch's global generators: lend them our seed, put their state back."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
