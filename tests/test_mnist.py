@@ -18,7 +18,7 @@ def committed(name: str) -> dict[str, list[dict[str, object]]]:
     return json.loads((folder() / "results" / f"{name}.json").read_text())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", ["table-1", "table-4-mlp"])
+@pytest.mark.parametrize("name", ["table-1", "table-4-mlp", "dense", "dense-full"])
 def test_the_readme_shows_the_committed_results(name: str) -> None:
     experiment = Experiment.load(name)
     table = markdown(experiment, summarise(experiment, committed(name)))
