@@ -289,3 +289,9 @@ def test_a_mistake_in_a_config_is_found_when_it_is_read(tmp_path: Path, right: s
 def test_an_experiment_that_is_not_there() -> None:
     with pytest.raises(UploadError, match=r"one of .*table-1.* or the path of a \.toml file, got 'table-99'"):
         Experiment.load("table-99")
+
+
+def test_an_installed_package_writes_into_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert results_path(TINY).parent == experiment.folder() / "results"
+    monkeypatch.setattr(experiment, "CHECKOUT", tmp_path / "not a checkout")
+    assert results_path(TINY).parent == Path("maecho-results")

@@ -60,6 +60,31 @@ def test_the_model_comes_back_as_it_was() -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
 
 
+def test_a_model_that_cannot_be_copied_is_uploaded_without_spaces() -> None:
+    class Single(nn.Linear):
+        def __deepcopy__(self, memo: object) -> object:
+            raise RuntimeError("there is one of me")
+
+    upload = make_upload(Single(12, 5), batches(), "a")
+    assert upload.spaces is None
+    assert "there is one of me" in upload.recipe["not_sent"]["spaces"]
+
+
+def test_a_forward_that_counts_is_not_run_on_the_model_by_tracing() -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(12, 5)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    model = nn.Sequential(Counting())
+    make_upload(model, batches(count=3), "a")
+    assert float(model[0].calls) == 3  # the three batches, and nothing besides
+
+
 def test_it_comes_back_also_when_the_data_fail() -> None:
     def broken() -> object:
         yield batches()[0]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maecho import compression, layers, recursion
 from maecho.directions import LABELS, Labels
 from maecho.errors import UploadError
-from maecho.spaces import derive
+from maecho.spaces import Spaces, derive
 from maecho.statistics import DEFAULT_STATISTICS, STATISTICS, gather
 from maecho.upload import Upload
 
@@ -75,12 +75,7 @@ def make_upload(
     targets, notes = gathered.targets, dict(gathered.notes)
     if targets is not None and targets[0] != head:
         targets, notes["targets"] = None, "the model has no last layer of one row a class"
-    # A copy is traced, since tracing runs forward(), which may change buffers; its parameters are the model's own.
-    try:
-        spaces = derive(copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval())
-    except UploadError as error:
-        spaces = None
-        notes["spaces"] = str(error)
+    spaces = _spaces(model, notes)
     upload = Upload(
         client=client,
         examples=gathered.examples,
@@ -111,6 +106,21 @@ def make_upload(
         },
     )
     return compression.cut(upload, rule)
+
+
+def _spaces(model: nn.Module, notes: dict[str, str]) -> Spaces | None:
+    """The neuron spaces, or a note why there are none: matching alone needs them, the upload is good without."""
+    # A copy is traced, since tracing runs forward(), which may change buffers; its parameters are the model's own.
+    try:
+        twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
+    except Exception as error:  # a model may refuse to be copied in any way
+        notes["spaces"] = f"{type(model).__name__} cannot be copied to be traced ({' '.join(str(error).split())})"
+        return None
+    try:
+        return derive(twin)
+    except UploadError as error:
+        notes["spaces"] = str(error)
+        return None
 
 
 def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -> dict[str, Tensor]:

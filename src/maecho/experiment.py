@@ -16,6 +16,9 @@ from maecho.training import LocalTraining
 
 Cell = Mapping[str, Any]
 
+CHECKOUT = Path(__file__).resolve().parent.parent.parent / "experiments"
+"""Where the configs and results are in a checkout; in an installed package there is no such folder."""
+
 NOT_METHODS = ("local", "ensemble")
 """Columns that are evaluations of the clients' own models."""
 
@@ -91,9 +94,7 @@ def settings(options: Mapping[str, Any]) -> str:
 
 def folder() -> Path:
     """Where the configs are: beside the source in a checkout, inside the package when installed from a wheel."""
-    here = Path(__file__).resolve().parent
-    checkout = here.parent.parent / "experiments"
-    return checkout if checkout.is_dir() else here / "experiments"
+    return CHECKOUT if CHECKOUT.is_dir() else Path(__file__).resolve().parent / "experiments"
 
 
 def names() -> list[str]:
@@ -110,7 +111,8 @@ def find(name: str) -> Path:
 def results_path(experiment: Experiment, out: Path | None = None) -> Path:
     """By default beside the configs of a checkout, otherwise in the current folder."""
     if out is None:
-        out = folder() / "results" if (folder() / "results").is_dir() else Path("maecho-results")
+        # Never into an installed package: what it holds is the package's, and an upgrade would take the results along.
+        out = CHECKOUT / "results" if CHECKOUT.is_dir() else Path("maecho-results")
     return out / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
 
 
