@@ -20,6 +20,7 @@ LEAVES = {
     "sklearn": {"data.py"},
     "scipy": {"matching.py"},
     "ot": {"alignment.py"},
+    "dp_accounting": {"privacy.py"},
     "jaxtyping": None,
 }
 """What else may be imported, and where. jaxtyping is for the type checker alone."""

@@ -2,9 +2,12 @@
 
 from maecho._version import __version__
 from maecho.aggregation import METHODS, Merged, aggregate
+from maecho.aggregation.relay import RelayServer, relay
 from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, Evaluation, evaluate
+from maecho.privacy import Privacy
+from maecho.respondent import RelayClient
 from maecho.upload import Upload
 
 __all__ = [
@@ -12,10 +15,14 @@ __all__ = [
     "Ensemble",
     "Evaluation",
     "Merged",
+    "Privacy",
+    "RelayClient",
+    "RelayServer",
     "Upload",
     "UploadError",
     "__version__",
     "aggregate",
     "evaluate",
     "make_upload",
+    "relay",
 ]

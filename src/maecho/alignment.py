@@ -100,15 +100,16 @@ class Alignment:
                 "matching by optimal transport needs POT, got none: pip install 'maecho[peers]'"
             ) from error
         n = len(cost)
-        mass = torch.full((n,), 1 / n, dtype=torch.float64).numpy()
+        mass, costs = torch.full((n,), 1 / n, dtype=torch.float64).numpy(), cost.cpu().numpy()
         if self.transport == "emd":
-            plan = torch.from_numpy(ot.emd(mass, mass, cost.numpy()))
+            plan = torch.from_numpy(ot.emd(mass, mass, costs))
             order = plan.argmax(0)
             # A vertex of the polytope of uniform masses is a permutation; round-off must not make it anything else.
-            return torch.eye(n, dtype=torch.float64)[order] if len(order.unique()) == n else n * plan.T
+            M = torch.eye(n, dtype=torch.float64)[order] if len(order.unique()) == n else n * plan.T
+            return M.to(cost.device)
         strength = self.regularisation * max(float(cost.mean()), 1e-12)
-        plan = ot.bregman.sinkhorn_log(mass, mass, cost.numpy(), strength, numItermax=5000, stopThr=1e-9, warn=False)
-        return n * torch.from_numpy(plan).T
+        plan = ot.bregman.sinkhorn_log(mass, mass, costs, strength, numItermax=5000, stopThr=1e-9, warn=False)
+        return n * torch.from_numpy(plan).T.to(cost.device)
 
 
 def rows_of(

@@ -22,6 +22,8 @@ from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.experiment import Experiment, markdown, names, results_path, summarise
 from maecho.guide import GUIDES
+from maecho.privacy import Privacy
+from maecho.private_moments import ALLOWED
 from maecho.reproduce import reproduce
 from maecho.statistics import DEFAULT_STATISTICS, STATISTICS
 from maecho.upload import Upload, read_header
@@ -118,8 +120,12 @@ def upload(
         typer.Option(help="Trained weights (safetensors). Without it the factory's model is taken as trained."),
     ] = None,
     statistics: Annotated[
-        str, typer.Option(help=f"Which statistics to send, separated by commas: {', '.join(STATISTICS)}.")
-    ] = ",".join(DEFAULT_STATISTICS),
+        str | None,
+        typer.Option(
+            help=f"Which statistics to send, separated by commas: {', '.join(STATISTICS)}. By default "
+            f"{','.join(DEFAULT_STATISTICS)}; with privacy {','.join(ALLOWED)}."
+        ),
+    ] = None,
     rank: Annotated[
         str,
         typer.Option(help='How far they are cut: a rank (64), a share of energy (0.999), a size (3x, "5 MB"), or all.'),
@@ -128,6 +134,9 @@ def upload(
         Of, typer.Option(help="Of fisher and gradients: labels the model expects, samples of them, or the data's own.")
     ] = Of.expected,
     seed: Annotated[int, typer.Option(help="Of --labels sampled.")] = 0,
+    privacy_noise: Annotated[float | None, typer.Option(help="Noise multiplier, for differential privacy.")] = None,
+    privacy_clip: Annotated[float | None, typer.Option(help="Norm to which inputs are clipped, with it.")] = None,
+    privacy_delta: Annotated[float, typer.Option(help="δ of the (ε, δ) that is written down.")] = Privacy.delta,
     as_json: Json = False,
 ) -> None:
     """Make this client's upload file from its model and its data.
@@ -135,7 +144,12 @@ def upload(
     Example: `maecho upload --model clinic:network --weights a.safetensors --data clinic:train --client clinic-a --out
     clinic-a.safetensors`
     """
-    wanted = [name.strip() for name in statistics.split(",") if name.strip()]
+    wanted = None if statistics is None else [name.strip() for name in statistics.split(",") if name.strip()]
+    privacy = None
+    if privacy_noise is not None and privacy_clip is not None:
+        privacy = Privacy(privacy_noise, privacy_clip, delta=privacy_delta)
+    elif privacy_noise is not None or privacy_clip is not None:
+        raise UploadError("--privacy-noise and --privacy-clip must be given together, got one of them")
     made = make_upload(
         named.model(model, weights),
         named.batches(data),
@@ -144,6 +158,7 @@ def upload(
         _rank(rank),
         labels=labels.value,
         generator=torch.Generator().manual_seed(seed),
+        privacy=privacy,
     )
     made.save(out)
     _show_upload(out, as_json)
@@ -162,6 +177,7 @@ def aggregate_(
         str | None,
         typer.Option(help="The network, as package.module:factory, for methods that run it (dense)."),
     ] = None,
+    device: Annotated[str | None, typer.Option(help="Where to do the work: cpu or cuda.")] = None,
     as_json: Json = False,
 ) -> None:
     """Merge upload files into one model.
@@ -169,7 +185,10 @@ def aggregate_(
     Example: `maecho aggregate clinic-*.safetensors --method ma-echo --set steps=60 --out merged.safetensors`
     """
     network = None if model is None else named.model(model)
-    merged = aggregate(uploads, method, model=network, **_options_of(method, options or []))
+    chosen = _options_of(method, options or [])
+    if device is not None and chosen.setdefault("device", device) != device:
+        raise UploadError(f"device must be said once, got --device {device} and --set device={chosen['device']}")
+    merged = aggregate(uploads, method, model=network, **chosen)
     merged.save(out)
     if as_json:
         console.print_json({"out": str(out), "averaged": merged.averaged, "recipe": merged.recipe})
@@ -237,7 +256,7 @@ def reproduce_(
     name: Annotated[str | None, typer.Argument(help="A config of experiments/, or the path of one.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The same on the embedded digits, in seconds.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of one thread.")] = 1,
-    device: Annotated[str, typer.Option(help="Where clients are trained: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where clients are trained and merged: cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder of the results; what is there is not done again.")] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from maecho import compression, layers, recursion
 from maecho.directions import LABELS, Labels
 from maecho.errors import UploadError
+from maecho.moments import COVARIANCES, ClassScatter, Covariance
+from maecho.privacy import Privacy
+from maecho.private_moments import ALLOWED, gather_privately
 from maecho.spaces import Spaces, derive
 from maecho.statistics import DEFAULT_STATISTICS, STATISTICS, gather
 from maecho.upload import Upload
@@ -22,11 +25,14 @@ def make_upload(
     model: nn.Module,
     batches: Iterable[Any],
     client: str,
-    statistics: Iterable[str] = DEFAULT_STATISTICS,
+    statistics: Iterable[str] | None = None,
     rank: int | float | str | None = "4x",
     progress: bool | None = None,
     labels: Labels = "expected",
     generator: torch.Generator | None = None,
+    gaussians: int = 1,
+    covariance: Covariance = "class",
+    privacy: Privacy | None = None,
 ) -> Upload:
     """What this client sends: the model's weights, and statistics of its layers' inputs on these batches.
 
@@ -38,6 +44,7 @@ def make_upload(
         statistics: what to send. By default "gram", "projector", "classes" and "moments", which are gathered going
             forward only. On demand: "targets" (sums of the last layer's inputs by class, for AFL), "fisher" (one number
             a weight, as large as the weights) and "gradients" (one matrix a layer), which both need backward passes.
+            With privacy there are "moments" and "classes" alone, which are then the default.
         rank: how far Grams, projectors and covariances are cut down: a number of directions (64), a share of their
             energy (0.999), a size for the whole upload ("5 MB", or "3x" what cannot be cut: weights, counts and class
             means, "fisher" and "targets"), or None for no cut. A size keeps the largest share of energy that fits.
@@ -47,7 +54,12 @@ def make_upload(
             an example: the same on average, one backward pass, for models of many classes) or "observed" (the
             batches' labels: the empirical Fisher).
         generator: of the random signs of "sampled".
+        gaussians: how many a class the "moments" hold, found by k-means: more follow the data closer and are larger.
+        covariance: of the "moments": one for every "class" (every Gaussian), or one "shared" by all, which is smaller.
+        privacy: noise on all that is said of the data, the number of examples among it; the weights are not covered.
     """
+    if statistics is None:
+        statistics = DEFAULT_STATISTICS if privacy is None else ALLOWED
     if isinstance(statistics, str):
         raise UploadError(
             f"{client}: statistics must be a list from {', '.join(STATISTICS)}, got the text {statistics!r}"
@@ -60,6 +72,13 @@ def make_upload(
         raise UploadError(f"{client}: labels must be one of {', '.join(LABELS)}, got {labels!r}")
     if labels == "sampled" and generator is None:
         raise UploadError(f"{client}: labels='sampled' must come with a generator, got none")
+    if isinstance(gaussians, bool) or not isinstance(gaussians, int) or gaussians < 1:
+        raise UploadError(f"{client}: gaussians must be a whole number from 1 on, got {gaussians!r}")
+    if covariance not in COVARIANCES:
+        raise UploadError(f"{client}: covariance must be one of {', '.join(COVARIANCES)}, got {covariance!r}")
+    if privacy is not None and gaussians > 1:
+        raise UploadError(f"{client}: with privacy there must be one Gaussian a class, got gaussians={gaussians}")
+    promise = {} if privacy is None else {"privacy": privacy.recipe()}
     rule = compression.parse(rank)
     architecture = layers.read(model)
     if architecture.unknown:
@@ -68,7 +87,11 @@ def make_upload(
             stacklevel=2,
         )
     weights = _weights(model, architecture, client)
-    gathered = gather(model, architecture, batches, wanted, client, progress, labels, generator)
+    if privacy is None:
+        scatter = ClassScatter(gaussians, covariance)
+        gathered = gather(model, architecture, batches, wanted, client, progress, labels, generator, scatter)
+    else:
+        gathered = gather_privately(model, architecture, batches, wanted, client, privacy, covariance, progress)
     by_name = {layer.name: layer for layer in architecture.layers.values()}
     order = tuple(by_name[name] for name in gathered.order)
     head = _head(order[: gathered.ran], weights, gathered.outputs)
@@ -97,12 +120,14 @@ def make_upload(
             "gram": "sum of x xᵀ over the inputs x of the layer, a bias being one more input that is always 1",
             "projector": f"recursion on means of at most {recursion.MEAN_OF} examples, step {recursion.STEP}, damping "
             f"{recursion.DAMPING:.4g} ({recursion.DAMPING_CONVOLUTION:.4g} for convolutions)",
-            "moments": "count, mean and covariance of the raw inputs, class by class",
+            "moments": f"count, mean and covariance of the raw inputs, class by class, Gaussians a class: {gaussians}, "
+            f"covariance: {covariance}",
             "targets": "sum of the inputs of the last layer, class by class",
             "fisher": f"sum over examples of squared gradients of log p(y|x), labels {labels}",
             "gradients": f"sum of g gᵀ over the gradients g of log p(y|x) at the layer's outputs, labels {labels}",
             "not_sent": notes,
             "unknown": list(architecture.unknown),
+            **promise,
         },
     )
     return compression.cut(upload, rule)

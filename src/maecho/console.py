@@ -81,6 +81,9 @@ def show_upload(upload: Upload, path: Path, about: Mapping[str, Any]) -> None:
         out.print(f"Only averaged, without an input matrix: {', '.join(averaged)}")
     for what, why in upload.recipe.get("not_sent", {}).items():
         out.print(f"Not sent: {what}, since {why}")
+    promised = inspection.privacy(upload)
+    if promised is not None:
+        out.print(f"\n[bold]Privacy[/bold], as the client says: {escape(promised)}.")
     out.print("\n[bold]What it can reveal[/bold]")
     for part in ("weights", *sorted(upload.has)):
         out.print(f"  [bold]{part}[/bold]: {inspection.REVEALS[part]}")

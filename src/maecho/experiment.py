@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from maecho.aggregation import choose
+from maecho.aggregation.drawing import Drawing
+from maecho.aggregation.regression import Regression
 from maecho.errors import UploadError
 from maecho.training import LocalTraining
 
@@ -19,8 +21,8 @@ Cell = Mapping[str, Any]
 CHECKOUT = Path(__file__).resolve().parent.parent.parent / "experiments"
 """Where the configs and results are in a checkout; in an installed package there is no such folder."""
 
-NOT_METHODS = ("local", "ensemble")
-"""Columns that are evaluations of the clients' own models."""
+NOT_METHODS = ("local", "ensemble", "echo-relay")
+"""Columns that need the clients' own models (and data): evaluations of them, and the protocol in many rounds."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,40 @@ class Experiment:
             if cell["clients"] < 1 or not cell["beta"] > 0 or cell.get("init", "same") not in ("same", "different"):
                 raise ValueError(f"the cell {cell}: clients and beta must be positive, init same or different")
         for options in self.methods.values():
-            if options["method"] not in NOT_METHODS:
-                choose(**options)
+            if options["method"] == "echo-relay":
+                protocol(options)
+            elif options["method"] not in NOT_METHODS:
+                choose(**plain(options))
             elif options.get("by", "probabilities") not in ("logits", "probabilities", "class-aware"):
                 raise ValueError(f"by must be logits, probabilities or class-aware, got {options['by']!r}")
+            unknown = sorted(set(options.get("upload", {})) - {"rank", "gaussians", "covariance", "labels"})
+            if unknown:
+                raise ValueError(f"upload may say rank, gaussians, covariance and labels, got {unknown[0]!r}")
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A column's method and its options; `upload`, how its uploads are made, is the harness's own."""
+    return {key: value for key, value in options.items() if key != "upload"}
+
+
+def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `relay` for a column of echo-relay: its rounds, and options of Regression and Drawing."""
+    given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
+    of_drawing = {f.name for f in fields(Drawing)}
+    return {
+        "rounds": options.get("rounds", "all"),
+        "regression": Regression(**{key: value for key, value in given.items() if key not in of_drawing}),
+        "drawing": Drawing(**{key: value for key, value in given.items() if key in of_drawing}),
+    }
 
 
 def settings(options: Mapping[str, Any]) -> str:
     """A column's method with its defaults filled in, so that a changed default is not taken for the old one."""
-    return repr(dict(options) if options["method"] in NOT_METHODS else choose(**options)[1])
+    if options["method"] == "echo-relay":
+        found = repr(protocol(options))
+    else:
+        found = repr(plain(options) if options["method"] in NOT_METHODS else choose(**plain(options))[1])
+    return f"{found}, upload {dict(options['upload'])}" if "upload" in options else found
 
 
 def folder() -> Path:

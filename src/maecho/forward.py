@@ -41,8 +41,8 @@ def forward(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with _evaluating(model):
         for batch in track(batches, label, show=progress):
-            x, y = _split(batch, label)
-            size = len(next(iter(x.values())) if isinstance(x, Mapping) else x)
+            x, y = parts(batch, label)
+            size = examples(x)
             if size:
                 if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
                     raise UploadError(f"{label}: the inputs must be finite, got NaN or infinity")
@@ -56,12 +56,18 @@ def forward(
                 yield Pass(x, _class_labels(y, size), output, size)
 
 
-def _split(batch: Any, label: str) -> tuple[Any, Any]:
+def parts(batch: Any, label: str) -> tuple[Any, Any]:
+    """Inputs and what comes with them."""
     if not isinstance(batch, tuple | list):
         return batch, None
     if not batch:
         raise UploadError(f"{label}: a batch must hold inputs, got an empty {type(batch).__name__}")
     return batch[0], batch[1] if len(batch) > 1 else None
+
+
+def examples(x: Any) -> int:
+    """How many examples the inputs of a batch hold."""
+    return len(next(iter(x.values())) if isinstance(x, Mapping) else x)
 
 
 def check_labels(labels: Tensor, classes: int, client: str) -> None:

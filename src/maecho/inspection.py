@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -70,9 +71,24 @@ def averaged(upload: Upload) -> list[str]:
     return [name for name in upload.weights if name not in merged]
 
 
+def privacy(upload: Upload) -> str | None:
+    """What its maker promises of it, in one sentence, if anything."""
+    said = upload.recipe.get("privacy")
+    if not isinstance(said, Mapping):
+        return None
+    epsilon = said.get("epsilon")
+    shown = f"{epsilon:.4g}" if isinstance(epsilon, int | float) else epsilon
+    return (
+        f"(ε, δ) = ({shown}, {said.get('delta')}) for {said.get('neighbouring')}, by noise of multiplier "
+        f"{said.get('noise')} on inputs clipped to norm {said.get('clip')}. It covers {said.get('covers')}"
+    )
+
+
 def warnings(upload: Upload) -> list[str]:
-    """What the sender should think about first."""
-    found = []
+    """What the sender should think about first. With privacy, counts are noisy and means say nothing for sure."""
+    found: list[str] = []
+    if privacy(upload) is not None:
+        return found
     if upload.moments is not None:
         for label, count in zip(upload.moments.classes.tolist(), upload.moments.counts.tolist(), strict=True):
             which = "the data" if label == NO_CLASS else f"class {label}"

@@ -1,14 +1,15 @@
 """Count, mean and covariance of the raw inputs, class by class.
 
-A Gaussian a class is all that echo-chain needs of the data. Gathered in one pass by the parallel rule of Chan, Golub
-and LeVeque, so a large mean does not swallow a small variance. Where inputs are long, the scatter of a class is kept as
-a short stack of rows, folded by SVD when it grows (its leading directions are what is sent anyway).
+A Gaussian a class, or a few, is all that echo-chain needs of the data. Gathered in one pass by the parallel rule of
+Chan, Golub and LeVeque, so a large mean does not swallow a small variance. Where inputs are long, the scatter of a
+class is kept as a short stack of rows, folded by SVD when it grows (its leading directions are what is sent anyway).
+With several Gaussians a class, k-means on its first examples decides which of them an example belongs to.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -20,22 +21,33 @@ if TYPE_CHECKING:
 
 EXACT_WIDTH = 1024
 """Inputs up to this length have their full scatter matrix summed."""
+EXACT_ON_GPU = 4096
+"""The same where inputs are on a GPU, to which large products are nothing and many small eigenproblems are much."""
 SKETCH = 512
 """Directions kept of longer ones."""
 
 NO_CLASS = -1
 """The one class of data without labels."""
 
+CLUSTERED = 2000
+"""Examples of a class that k-means looks at; the others go to the nearest centre."""
+ROUNDS = 20
+"""Of k-means."""
+
+Covariance = Literal["class", "shared"]
+COVARIANCES = ("class", "shared")
+
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What a client says about its raw inputs: one Gaussian a class."""
+    """What a client says about its raw inputs: a Gaussian for every class, or for every part of one."""
 
     classes: Int[Tensor, " k"]
+    """The label of each; one that has several Gaussians comes several times."""
     counts: Int[Tensor, " k"]
     means: Float[Tensor, "k d"]
     covariances: Spectrum
-    """One group a class."""
+    """One group for each, or a single group that all share."""
     shape: tuple[int, ...]
     """Of one input, before it was flattened to d."""
 
@@ -46,7 +58,7 @@ class Moments:
         if self.means.dim() != 2 or self.classes.dim() != 1 or self.counts.dim() != 1:
             raise ValueError(f"class means must be [classes, inputs], got shape {tuple(self.means.shape)}")
         k, d = self.means.shape
-        if not (len(self.classes) == len(self.counts) == len(self.covariances.values) == k):
+        if not (len(self.classes) == len(self.counts) == k and len(self.covariances.values) in (1, k)):
             raise ValueError(f"moments must speak of the same classes throughout, got means of {k}")
         if d != self.covariances.width or d != int(torch.tensor(self.shape).prod()):
             raise ValueError(f"moments must be of inputs of shape {self.shape}, got means of length {d}")
@@ -58,13 +70,13 @@ class Moments:
 
 
 class Scatter:
-    """Count, mean and Σ (x − mean)(x − mean)ᵀ of one class, a batch at a time, in float64."""
+    """Count, mean and Σ (x − mean)(x − mean)ᵀ of one Gaussian, a batch at a time, in float64 where the inputs are."""
 
-    def __init__(self, d: int):
+    def __init__(self, d: int, device: torch.device | None = None):
         self.count = 0
-        self.mean = torch.zeros(d, dtype=torch.float64)
-        self._exact = d <= EXACT_WIDTH
-        self._scatter = torch.zeros((d, d) if self._exact else (0, d), dtype=torch.float64)
+        self.mean = torch.zeros(d, dtype=torch.float64, device=device)
+        self._exact = d <= (EXACT_WIDTH if self.mean.device.type == "cpu" else EXACT_ON_GPU)
+        self._scatter = torch.zeros((d, d) if self._exact else (0, d), dtype=torch.float64, device=device)
 
     def add(self, x: Float[Tensor, "n d"]) -> None:
         n = len(x)
@@ -72,9 +84,19 @@ class Scatter:
         batch_mean = x.mean(0)
         gap = batch_mean - self.mean
         total = self.count + n
-        rows = torch.cat([x - batch_mean, gap.unsqueeze(0) * (self.count * n / total) ** 0.5])
+        self._add_rows(torch.cat([x - batch_mean, gap.unsqueeze(0) * (self.count * n / total) ** 0.5]))
         self.mean = self.mean + gap * (n / total)
         self.count = total
+
+    def add_scatter(self, other: Scatter) -> None:
+        """The spread of another around its own mean; neither mean matters."""
+        if self._exact:
+            self._scatter += other._scatter
+        else:
+            self._add_rows(other._scatter)
+        self.count += other.count
+
+    def _add_rows(self, rows: Tensor) -> None:
         if self._exact:
             self._scatter += rows.T @ rows
         else:
@@ -91,40 +113,102 @@ class Scatter:
         if self._exact:
             return Spectrum.of_dense(self._scatter.unsqueeze(0) / self.count)
         self._fold()
-        weights = torch.full((1, len(self._scatter)), 1 / self.count, dtype=torch.float64)
+        weights = self._scatter.new_full((1, len(self._scatter)), 1 / self.count)
         return Spectrum.of_factor(self._scatter.T.unsqueeze(0), weights)
 
 
-class ClassScatter:
-    """A Scatter for every class that turns up."""
+class _Parts:
+    """The examples of one class among several Gaussians."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: int, d: int, device: torch.device):
+        self.scatters = [Scatter(d, device) for _ in range(parts)]
+        self._waiting: list[Tensor] = []
+        self._centres: Tensor | None = None
+
+    def add(self, x: Float[Tensor, "n d"]) -> None:
+        if len(self.scatters) == 1:
+            self.scatters[0].add(x)
+        elif self._centres is None:
+            self._waiting.append(x)
+            if sum(map(len, self._waiting)) >= CLUSTERED:
+                self.settle()
+        else:
+            nearest = torch.cdist(x.double(), self._centres).argmin(1)
+            for k in nearest.unique().tolist():
+                self.scatters[k].add(x[nearest == k])
+
+    def settle(self) -> None:
+        """Place what still waits."""
+        if self._waiting:
+            x, self._waiting = torch.cat(self._waiting), []
+            self._centres = centres(x.double(), len(self.scatters))
+            self.add(x)
+
+
+def centres(x: Float[Tensor, "n d"], k: int) -> Float[Tensor, "m d"]:
+    """k-means by Lloyd's rounds from k-means++ starts, always the same for the same x; fewer than k if x has fewer
+    different rows."""
+    rng = torch.Generator().manual_seed(0)
+    chosen = x[:1]
+    while len(chosen) < k:
+        gaps = torch.cdist(x, chosen).amin(1) ** 2
+        if float(gaps.max()) == 0:
+            break
+        chosen = torch.cat([chosen, x[torch.multinomial(gaps.cpu(), 1, generator=rng).to(x.device)]])
+    for _ in range(ROUNDS):
+        nearest = torch.cdist(x, chosen).argmin(1)
+        members = torch.nn.functional.one_hot(nearest, len(chosen)).to(x)
+        sizes = members.sum(0).unsqueeze(1)
+        chosen = torch.where(sizes > 0, members.T @ x / sizes.clamp(min=1), chosen)
+    return chosen
+
+
+class ClassScatter:
+    """A Scatter, or several, for every class that turns up."""
+
+    def __init__(self, gaussians: int = 1, covariance: Covariance = "class") -> None:
         self.shape: tuple[int, ...] | None = None
-        self._classes: dict[int, Scatter] = {}
+        self._gaussians, self._covariance = gaussians, covariance
+        self._classes: dict[int, _Parts] = {}
 
     def add(self, x: Tensor, labels: Tensor | None) -> None:
         self.shape = tuple(x.shape[1:])
         x = x.reshape(len(x), -1)
+        x = x.cpu() if x.device.type == "mps" else x  # which has no float64
         if labels is None:
             labels = torch.full((len(x),), NO_CLASS)
         labels = labels.to(x.device)
         for label in labels.unique().tolist():
-            self._classes.setdefault(label, Scatter(x.shape[1])).add(x[labels == label].cpu())
+            if label not in self._classes:
+                self._classes[label] = _Parts(self._gaussians, x.shape[1], x.device)
+            self._classes[label].add(x[labels == label])
 
     def moments(self) -> Moments:
         assert self.shape is not None
-        labels = sorted(self._classes)
-        parts = [self._classes[label].covariance() for label in labels]
-        rank = max(part.rank for part in parts)
+        found: list[tuple[int, Scatter]] = []
+        for label in sorted(self._classes):
+            self._classes[label].settle()
+            found += [(label, scatter) for scatter in self._classes[label].scatters if scatter.count]
+        scatters = [scatter for _, scatter in found]
         return Moments(
-            classes=torch.tensor(labels),
-            counts=torch.tensor([self._classes[label].count for label in labels]),
-            means=torch.stack([self._classes[label].mean for label in labels]),
-            covariances=Spectrum(
-                torch.cat([_widen(part.values, rank) for part in parts]),
-                torch.cat([_widen(part.basis, rank) for part in parts if part.basis is not None]),
-            ),
+            classes=torch.tensor([label for label, _ in found]),
+            counts=torch.tensor([scatter.count for scatter in scatters]),
+            means=torch.stack([scatter.mean for scatter in scatters]).cpu(),
+            covariances=self._spread(scatters).to(device=torch.device("cpu")),
             shape=self.shape,
+        )
+
+    def _spread(self, scatters: list[Scatter]) -> Spectrum:
+        if self._covariance == "shared":
+            pooled = Scatter(len(scatters[0].mean), scatters[0].mean.device)
+            for scatter in scatters:
+                pooled.add_scatter(scatter)
+            return pooled.covariance()
+        parts = [scatter.covariance() for scatter in scatters]
+        rank = max(part.rank for part in parts)
+        return Spectrum(
+            torch.cat([_widen(part.values, rank) for part in parts]),
+            torch.cat([_widen(part.basis, rank) for part in parts if part.basis is not None]),
         )
 
 

@@ -14,7 +14,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,11 +27,15 @@ from torch import nn
 from maecho import data, files, networks, partition, spaces
 from maecho._version import __version__
 from maecho.aggregation import aggregate, choose
+from maecho.aggregation.relay import relay
 from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
-from maecho.experiment import NOT_METHODS, Cell, Experiment, results_path, settings
+from maecho.experiment import NOT_METHODS, Cell, Experiment, plain, protocol, results_path, settings
 from maecho.upload import Upload
+
+Client = tuple[nn.Module, data.Batches]
+"""A trained model and its data."""
 
 RECIPE = 1
 """Raised when the way clients are split, initialised or trained changes, so that cached ones are not taken for new."""
@@ -134,26 +138,30 @@ def run_cell(
     trained = time.perf_counter()
     needs = {"classes"}
     for options in columns.values():
-        if options["method"] not in NOT_METHODS:
-            needs |= choose(**options)[1].needs
-    uploads = []
+        if options["method"] not in NOT_METHODS and "upload" not in options:
+            needs |= choose(**plain(options))[1].needs
+    clients: list[Client] = []
     for i, (model, part) in enumerate(zip(models, parts, strict=True)):
         x, y = _take(dataset, part)
         order = torch.Generator().manual_seed(_seed("batches", seed, i))
-        batches = data.batches(x, y, experiment.training.batch_size, order)
-        model.to(device)
-        uploads.append(make_upload(model, batches, f"client-{i:02}", sorted(needs), rank=None, progress=False))
+        clients.append((model.to(device), data.batches(x, y, experiment.training.batch_size, order)))
+    uploads = _uploads(clients, needs, device, {"rank": None})
     gathered = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
     found = {}
     for column, options in columns.items():
+        given, size = uploads, {}
+        if "upload" in options:
+            given = _uploads(clients, choose(**plain(options))[1].needs, device, options["upload"])
+            size = {"statistics_share": _share(given)}
         began_column = time.perf_counter()
-        made = _apply(experiment, options, models, uploads)
+        made = _apply(experiment, options, clients, given, device)
         seconds = time.perf_counter() - began_column
         found[column] = {
             "settings": settings(options),
             "accuracy": _accuracy(made, test, device),
             "seconds": round(seconds, 4),
+            **size,
         }
     kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
     return {
@@ -173,16 +181,48 @@ def run_cell(
     }
 
 
+def _uploads(clients: list[Client], needs: Collection[str], device: str, options: Mapping[str, Any]) -> list[Upload]:
+    uploads = [
+        make_upload(
+            model,
+            batches,
+            f"client-{i:02}",
+            sorted(needs),
+            progress=False,
+            generator=torch.Generator().manual_seed(_seed("signs", i)),
+            **options,
+        )
+        for i, (model, batches) in enumerate(clients)
+    ]
+    with contextlib.suppress(torch.OutOfMemoryError):  # then `aggregate` moves them as it reads them
+        return [upload.to(device) for upload in uploads]
+    return uploads
+
+
+def _share(uploads: list[Upload]) -> float:
+    """Bytes of the statistics in those of the weights: the largest of all clients."""
+    shares = []
+    for upload in uploads:
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in upload.tensors().items()}
+        weights = sum(size for name, size in sizes.items() if name.startswith("weights/"))
+        shares.append((sum(sizes.values()) - weights) / weights)
+    return round(max(shares), 4)
+
+
 def _apply(
-    experiment: Experiment, options: Mapping[str, Any], models: list[nn.Module], uploads: list[Upload]
+    experiment: Experiment, options: Mapping[str, Any], clients: list[Client], uploads: list[Upload], device: str
 ) -> nn.Module | list[nn.Module]:
+    models = [model for model, _ in clients]
     if options["method"] == "local":
         return models
     if options["method"] == "ensemble":
         counts = [upload.class_counts for upload in uploads if upload.class_counts is not None]
         return Ensemble(models, options.get("by", "probabilities"), counts)
     model = networks.build(experiment.network, torch.Generator().manual_seed(0))
-    return spaces.load(model, aggregate(uploads, model=model, **options))
+    if options["method"] == "echo-relay":
+        model.load_state_dict(relay(model.to(device), clients, progress=False, **protocol(options)))
+        return model
+    return spaces.load(model, aggregate(uploads, model=model, **{"device": device, **plain(options)}))
 
 
 def _accuracy(model: nn.Module | list[nn.Module], test: data.Batches, device: str) -> float:

@@ -61,7 +61,7 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         module = model.get_submodule(owner)
         old = getattr(module, part)
         if old.shape != tensor.shape:
-            new = torch.empty_like(tensor)
+            new = torch.empty_like(tensor, device=old.device)
             setattr(module, part, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
             for attribute, axis in (("in_features", 1), ("out_features", 0), ("in_channels", 1), ("out_channels", 0)):
                 if part == "weight" and hasattr(module, attribute):

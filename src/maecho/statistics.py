@@ -67,6 +67,7 @@ def gather(
     progress: bool | None = None,
     labels: Labels = "expected",
     generator: torch.Generator | None = None,
+    scatter: ClassScatter | None = None,
 ) -> Gathered:
     """One pass over a client's data."""
     wanted = set(statistics)
@@ -77,7 +78,7 @@ def gather(
     order: dict[str, None] = {}
     examples, labelled, outputs = 0, True, None
     class_counts: Tensor | None = None
-    scatter = ClassScatter()
+    scatter = scatter or ClassScatter()
     notes: dict[str, str] = {}
 
     def watch(name: str) -> Callable[..., None]:

@@ -9,17 +9,19 @@ finite or its shapes fit. On disk it is one safetensors file with flat keys:
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from maecho import checks, files
+from maecho import checks, devices, files
 from maecho._version import __version__
 from maecho.errors import UploadError
 from maecho.layers import Layer
@@ -105,6 +107,17 @@ class Upload:
     def state_dict(self) -> dict[str, Tensor]:
         """The client's own model."""
         return {**self.weights, **{name: self.weights[kept] for name, kept in self.aliases.items()}}
+
+    def to(self, device: devices.Device) -> Upload:
+        """The same upload with every tensor on this device. Checked at birth, its values are not looked at again."""
+        found = devices.find(device)
+        moved = copy.copy(self)
+        for part in ("weights", "fisher", *SPECTRA.values()):
+            tensors = {name: _moved(one, found) for name, one in getattr(self, part).items()}
+            object.__setattr__(moved, part, MappingProxyType(tensors))
+        for part in ("class_counts", "moments", "targets"):
+            object.__setattr__(moved, part, _moved(getattr(self, part), found))
+        return moved
 
     def save(self, path: str | Path) -> None:
         about = {
@@ -210,6 +223,15 @@ def _read_spaces(found: list[Any] | None) -> Spaces | None:
     if found is None:
         return None
     return tuple(Space(s["name"], s["size"], tuple(Place(**place) for place in s["places"])) for s in found)
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    """A tensor, or what is made of tensors, on another device; anything else as it is."""
+    if isinstance(part, Tensor | Spectrum):
+        return part.to(device=device)
+    if isinstance(part, Moments):
+        return replace(part, **{f.name: _moved(getattr(part, f.name), device) for f in fields(part)})
+    return part
 
 
 def _described(tensor: Tensor) -> list[Any]:

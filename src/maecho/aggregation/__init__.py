@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from maecho import devices
 from maecho._version import __version__
 from maecho.aggregation.afl import AFL
 from maecho.aggregation.average import FedAvg
+from maecho.aggregation.chain import EchoChain
 from maecho.aggregation.cohort import Cohort, Source
 from maecho.aggregation.dense import DENSE
 from maecho.aggregation.fisher import Fisher
@@ -35,6 +37,7 @@ METHODS: dict[str, Method] = {
     "kronecker": Kronecker(),
     "afl": AFL(),
     "dense": DENSE(),
+    "echo-chain": EchoChain(),
 }
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "METHODS",
     "OT",
     "PFNM",
+    "EchoChain",
     "FedAvg",
     "FedMA",
     "Fisher",
@@ -58,10 +62,12 @@ __all__ = [
 ]
 
 
-def choose(method: str | Method, *, model: nn.Module | None = None, **options: Any) -> tuple[str, Method]:
+def choose(
+    method: str | Method, *, model: nn.Module | None = None, device: devices.Device | None = None, **options: Any
+) -> tuple[str, Method]:
     """A method by name or as it is, with options changed. Raises ValueError for a name or option that is not there.
 
-    A `model` goes to methods that run the network; the others have no use for it.
+    A `model` and a `device` go to methods that run the network; the others have no use for them.
     """
     if not isinstance(method, str):
         name = next((n for n, known in METHODS.items() if type(known) is type(method)), type(method).__name__)
@@ -81,26 +87,37 @@ def choose(method: str | Method, *, model: nn.Module | None = None, **options: A
             raise ValueError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}")
         if "model" in known_options:
             options["model"] = model
+    if device is not None and "device" in known_options:
+        options["device"] = device
     return name, dataclasses.replace(found, **options)
 
 
 def aggregate(
-    uploads: Iterable[Source], method: str | Method = "ma-echo", *, model: nn.Module | None = None, **options: Any
+    uploads: Iterable[Source],
+    method: str | Method = "ma-echo",
+    *,
+    model: nn.Module | None = None,
+    device: devices.Device | None = None,
+    **options: Any,
 ) -> Merged:
     """Merge uploads, or the files that hold them, into one state_dict.
 
     Args:
         uploads: Upload objects or paths; paths are read one at a time.
         method: a name from METHODS, or a method made by hand.
-        model: the network that the uploads are weights of. Methods that run it (`dense`) need it, all others ignore it,
-            so it may always be given. It is not changed.
+        model: the network that the uploads are weights of. Methods that run it (`dense`, `echo-chain`) need it, all
+            others ignore it, so it may always be given. It is not changed.
+        device: where the work is done, e.g. "cuda"; each upload is moved there when its turn comes. By default where
+            the uploads are, but for `dense`, which takes CUDA if there is one.
         options: its hyper-parameters, e.g. `steps=30`.
 
     Returns:
-        A state_dict, with `averaged` (the names that have no input matrix) and `recipe` (how it was made) beside.
+        A state_dict on the device where the uploads are (files: the CPU), with `averaged` (the names that have no input
+        matrix) and `recipe` (how it was made) beside.
     """
-    name, chosen = choose(method, model=model, **options)
-    cohort = Cohort(uploads, chosen.needs, name)
+    name, chosen = choose(method, model=model, device=device, **options)
+    # A method with a device of its own moves what it needs there: models, not statistics.
+    cohort = Cohort(uploads, chosen.needs, name, None if hasattr(chosen, "device") else device)
     began = time.perf_counter()
     merged = chosen(cohort)
     lost = [key for key, tensor in merged.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
@@ -109,6 +126,9 @@ def aggregate(
             f"{name} must end in finite weights, got NaN or infinity in {lost[0]!r}; its steps diverged, or a sum was "
             f"too large for {merged[lost[0]].dtype}"
         )
+    if cohort.device is not None:
+        back = {id(tensor): tensor.to(cohort.home) for tensor in merged.values()}  # what is tied stays tied
+        merged.update({key: back[id(tensor)] for key, tensor in merged.items()})
     merged.recipe = {
         "method": name,
         "options": repr(chosen),

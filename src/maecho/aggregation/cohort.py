@@ -1,7 +1,7 @@
 """Uploads that belong together: checked against each other, and read one at a time.
 
 A path is opened when its turn comes and closed before the next, so a method that only sums runs over any number of
-files in the memory of one.
+files in the memory of one. On a device of its own, each upload is moved there when its turn comes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+import torch
+
+from maecho import devices
 from maecho.errors import UploadError
 from maecho.upload import Upload, read_header
 
@@ -19,11 +22,19 @@ Source = Upload | str | Path
 class Cohort(Sequence[Upload]):
     """At least one upload, no client twice, one architecture, every statistic that is needed."""
 
-    def __init__(self, sources: Iterable[Source], needs: Iterable[str] = (), method: str = "this method"):
+    def __init__(
+        self,
+        sources: Iterable[Source],
+        needs: Iterable[str] = (),
+        method: str = "this method",
+        device: devices.Device | None = None,
+    ):
         if isinstance(sources, Upload | str | Path):
             sources = [sources]
         self._sources = list(sources)
         self._needs = frozenset(needs)
+        self.device = None if device is None else devices.find(device)
+        """Where uploads are read to. None: each stays where it is."""
         if not self._sources:
             raise UploadError("there must be at least one upload to aggregate, got none")
         # Headers first, so that a bad last file is found before the first has been worked on.
@@ -46,11 +57,14 @@ class Cohort(Sequence[Upload]):
 
         self.has = frozenset.intersection(*(frozenset(about["statistics"]) for about in abouts))
         """The statistics that every upload carries."""
+        self.examples = tuple(int(about["examples"]) for about in abouts)
+        """Of every client."""
 
     def _about(self, source: Source) -> dict[str, Any]:
         if isinstance(source, Upload):
             return {
                 "client": source.client,
+                "examples": source.examples,
                 "fingerprint": source.fingerprint,
                 "statistics": sorted(source.has),
                 "place": "in memory",
@@ -58,6 +72,12 @@ class Cohort(Sequence[Upload]):
         if not isinstance(source, str | Path):
             raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
         return {**read_header(Path(source)), "place": str(source)}
+
+    @property
+    def home(self) -> torch.device:
+        """Where the uploads are, before they are read to another device."""
+        first = self._sources[0]
+        return next(iter(first.weights.values())).device if isinstance(first, Upload) else torch.device("cpu")
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -75,7 +95,8 @@ class Cohort(Sequence[Upload]):
         return map(self._read, self._sources)
 
     def _read(self, source: Source) -> Upload:
-        return source if isinstance(source, Upload) else Upload.load(source, self._needs)
+        upload = source if isinstance(source, Upload) else Upload.load(source, self._needs)
+        return upload if self.device is None else upload.to(self.device)
 
 
 def difference(one: Upload, other: Upload) -> str:

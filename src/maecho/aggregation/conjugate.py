@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 ROUND_OFF = 1e-12
 """A residual this small beside the right-hand side is noise: the average already solves the equation."""
+PATIENCE = 8
+"""Steps between two looks at the residual on a GPU, where a look waits for all that is under way. Those beyond the
+tolerance stand still."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +104,17 @@ class Sylvester:
         D, Z = torch.zeros_like(R), precondition(R)
         step, size = Z, _inner(R, Z)
         first = size.clamp(min=torch.finfo(torch.float64).tiny)
-        done = 0
-        while done < iterations and float((size / first).max()) > tolerance**2:
+        done, patience = 0, 1 if start.device.type == "cpu" else PATIENCE
+        far = (size / first).max() > tolerance**2
+        while done < iterations and (done % patience or bool(far)):
             image = left(step)
             bend = _inner(step, image)
-            go = torch.where(bend > 0, size / bend.where(bend > 0, torch.ones_like(bend)), 0)
+            go = torch.where(far & (bend > 0), size / bend.where(bend > 0, torch.ones_like(bend)), 0)
             D, R = D + go * step, R - go * image
             Z = precondition(R)
             old, size = size, _inner(R, Z)
             step = Z + size / old.clamp(min=torch.finfo(torch.float64).tiny) * step
+            far = (size / first).max() > tolerance**2
             done += 1
         return Solution(start + D, float((size / first).max()) ** 0.5, done, True)
 
@@ -118,7 +123,7 @@ class Preconditioner:
     """(Ā ⊗ B̄ / τ + ρ)⁻¹, on the span of both where ρ = 0."""
 
     def __init__(self, factors: list[tuple[Factor, Factor]], ridge: float, out: int, d: int):
-        zero = torch.zeros(())
+        zero = factors[0][0].trace.new_zeros(())
         tau = sum((A.trace * B.trace for A, B in factors), zero)
         a, self._U = _eigen(sum((A.dense() * B.trace for A, B in factors), zero))
         b, self._V = _eigen(sum((B.dense() * A.trace for A, B in factors), zero))

@@ -11,7 +11,6 @@ its best step join a pool, and the student learns from all of the pool. The only
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from maecho import devices
 from maecho.aggregation.average import Mean
 from maecho.aggregation.cohort import Cohort
 from maecho.aggregation.generator import (
@@ -87,7 +87,7 @@ class DENSE:
     input_shape: tuple[int, ...] | None = None
     scale: Literal["moments", "standard", "unit"] | None = None
     seed: int = 0
-    device: str | None = None
+    device: devices.Device | None = None
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -129,9 +129,7 @@ class DENSE:
         first, mean = uploads[0], Mean()
         skeleton = self._skeleton(first)
         shape, output = self._inputs(uploads)
-        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device must be cpu where torch sees no GPU, got {self.device!r}")
+        device = devices.find(self.device or ("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)
         dtype = torch.float32  # or what the uploads have, if it is finer
         models = []
         for upload in uploads:
@@ -182,8 +180,8 @@ class DENSE:
         trained = [*generator.parameters(), z]
         optimizer = torch.optim.Adam(trained, GENERATOR_RATE, betas=GENERATOR_BETAS)
         labels: Tensor | None = None
-        least, best = math.inf, torch.empty(0)
-        for _ in range(self.generator_steps):
+        least = best = like.new_zeros(())
+        for step in range(self.generator_steps):
             x = generator(z)
             answer, distance = teachers(x)
             if labels is None:
@@ -191,8 +189,10 @@ class DENSE:
             loss = functional.cross_entropy(answer, labels) + self.batchnorm * distance
             if self.boundary:
                 loss = loss + self.boundary * boundary_support(answer, logits(student, x))
-            if (now := loss.item()) < least or not len(best):
-                least, best = now, x.detach()
+            now, made = loss.detach(), x.detach()
+            if step:  # a choice that stays on the device: a GPU is not waited for
+                made, now = torch.where(now < least, made, best), torch.where(now < least, now, least)
+            least, best = now, made
             optimizer.zero_grad()
             loss.backward(inputs=trained)
             optimizer.step()
@@ -217,7 +217,7 @@ class DENSE:
         return self.model
 
     def _student(self, skeleton: nn.Module, first: Upload, mean: Mean) -> nn.Module:
-        student = copy.deepcopy(skeleton)
+        student = copy.deepcopy(skeleton).cpu()  # wherever the model is, a random start is the same
         if self.start == "average":
             weights = mean.weights()
             student.load_state_dict(weights | {name: weights[kept] for name, kept in first.aliases.items()})
@@ -252,6 +252,7 @@ def _pooled(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     within = []
     for m in moments:
         values, basis = m.covariances.values.double().cpu(), m.covariances.basis
-        within.append(values if basis is None else torch.einsum("kr,kdr->kd", values, basis.double().cpu() ** 2))
+        each = values if basis is None else torch.einsum("kr,kdr->kd", values, basis.double().cpu() ** 2)
+        within.append(each.expand(len(m.means), -1))  # one covariance may be shared by all
     mean = p @ means
     return mean, (p @ (torch.cat(within) + (means - mean) ** 2)).sqrt()

@@ -74,9 +74,8 @@ class Columns:
         self.ranks = [spectrum.rank for spectrum in spectra]
         device = spectra[0].values.device
         self.s = torch.cat([spectrum.values.to(dtype) for spectrum in spectra], -1).unsqueeze(-2)
-        self.owner: Int[Tensor, " columns"] = torch.repeat_interleave(
-            torch.arange(len(spectra), device=device), torch.tensor(self.ranks, device=device)
-        )
+        owner = torch.arange(len(spectra)).repeat_interleave(torch.tensor(self.ranks))
+        self.owner: Int[Tensor, " columns"] = owner.to(device)
         bases = [spectrum.basis for spectrum in spectra]
         self._U = None if bases[0] is None else torch.cat([U.to(dtype) for U in bases if U is not None], -1)
         # M ↦ M Uᵀ U is one product with UᵀU, or two thin ones, whichever is less work.

@@ -118,7 +118,7 @@ class FedMA(Alignment):
         given = sorted(uploads, key=lambda upload: (-upload.examples, upload.client))
         spaces = self._spaces(given)
         weights = [dict(upload.weights) for upload in given]
-        present = [{name: torch.ones(1, dtype=torch.float64) for name in given[0].weights} for _ in given]
+        present = [{n: t.new_ones(1, dtype=torch.float64) for n, t in upload.weights.items()} for upload in given]
         axes = {(place.tensor, place.axis) for space in spaces for place in space.places}
         widths = {}
         for space in spaces:
@@ -128,6 +128,7 @@ class FedMA(Alignment):
             for f, own, there in zip(found, weights, present, strict=True):
                 M = torch.zeros(width, space.size, dtype=torch.float64)
                 M[torch.from_numpy(f), torch.arange(space.size)] = 1
+                M = M.to(own[space.places[0].tensor].device)
                 for place in space.places:
                     shape = [1] * own[place.tensor].dim()
                     shape[place.axis] = -1
@@ -144,7 +145,8 @@ class FedMA(Alignment):
         open_axes: set[tuple[str, int]],
     ) -> list[np.ndarray]:
         rows = [
-            rows_of(u.layers, own, space, open_axes).double().numpy() for u, own in zip(uploads, weights, strict=True)
+            rows_of(u.layers, own, space, open_axes).double().cpu().numpy()
+            for u, own in zip(uploads, weights, strict=True)
         ]
         # In units of the neurons' own spread, so that the priors mean the same in every layer.
         scale = float(np.sqrt(np.mean([np.mean(r**2) for r in rows]))) or 1.0

@@ -1,0 +1,73 @@
+"""echo-chain: the merged network fitted layer after layer to what the clients' layers do, on inputs drawn from what the
+clients told of theirs.
+
+    W_l = argmin_W  Σ_i Σ ‖W h − z_i‖² + ε ‖W − W̄_l‖²,   l = 1 … L
+
+with h the merged network's own input to layer l, so that what earlier layers lost is made up for, and z_i what client
+i's layer gives out for the same sample. One shot, no data, no training: echo-relay with the clients played by the
+server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from maecho.aggregation.drawing import Drawing, with_moments
+from maecho.aggregation.regression import Head, Regression
+from maecho.aggregation.relay import RelayServer
+from maecho.aggregation.result import Merged
+from maecho.aggregation.skeleton import skeleton
+from maecho.attention import copied
+from maecho.upload import Upload
+
+
+@dataclass(frozen=True)
+class EchoChain:
+    """Args:
+    ridge: ε, as a share of Σ ‖h‖².
+    head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda".
+    pull: how far fully connected layers are fitted to the class means of z instead of z, in [0, 1]; see Regression.
+    draws: how many inputs are drawn in all, shared out by examples.
+    chunk: how many are held at a time.
+    seed: of the draws.
+    model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
+    """
+
+    ridge: float = Regression.ridge
+    head: Head = Regression.head
+    pull: float = Regression.pull
+    draws: int = Drawing.draws
+    chunk: int = Drawing.chunk
+    seed: int = Drawing.seed
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._parts()
+
+    def _parts(self) -> tuple[Regression, Drawing]:
+        return Regression(self.ridge, self.head, self.pull), Drawing(self.draws, self.chunk, self.seed)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"moments"})
+
+    def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        cohort = with_moments(uploads)
+        first = cohort[0]
+        network = copied(skeleton(self.model, first, "echo-chain", "runs it"))
+        device = next(iter(first.weights.values())).device
+        dtype = torch.float32  # or what the uploads have, if it is finer
+        for tensor in first.weights.values():
+            dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
+        regression, drawing = self._parts()
+        server = RelayServer(
+            network.to(device, dtype), rounds=1, uploads=cohort, regression=regression, drawing=drawing
+        )
+        merged = server.result()
+        for name, tensor in first.state_dict().items():
+            merged[name] = merged[name].to(tensor.dtype)
+        return merged

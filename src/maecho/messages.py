@@ -1,0 +1,77 @@
+"""What server and clients of a relay say to each other: plain dictionaries of tensors, for any network to carry.
+
+    asked      round · open | unit/<name> · join/<layer>/<norm> · head/<name> · weights/<name>
+    answered   examples · sum/<name>/gram|cross|prior|labels|counts|noise (with privacy: the variance on the gram)
+    opening    also stage/<name> · join/… · head/… (how the network runs) · plain/<name> (n times what has no sums)
+
+Names stand in the keys; the tensor under unit, join and head is a one. Of real numbers the server uses the total over
+clients alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from maecho.errors import UploadError
+from maecho.units import Unit
+
+Message = dict[str, Tensor]
+ONE = torch.ones((), dtype=torch.int64)
+
+
+def asked(message: Mapping[str, Tensor], units: Mapping[str, Unit]) -> list[Unit]:
+    """The units that a message names, joined with their BatchNorm as it says."""
+    joined = dict(key.removeprefix("join/").split("/", 1) for key in message if key.startswith("join/"))
+    names = [key.removeprefix("unit/") for key in message if key.startswith("unit/")]
+    for wanted in (*names, *(joined[name] for name in names if name in joined)):
+        if wanted not in units:
+            raise UploadError(f"sums must be of layers of this network, got {wanted!r}, which it does not have")
+    return [replace(units[name], norm=joined.get(name)) for name in names]
+
+
+def to_send(message: Mapping[str, Tensor]) -> Message:
+    """Every tensor on the CPU, in one piece and in memory of its own, as files want it; nobody's later work changes
+    what was said."""
+    return {key: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for key, t in message.items()}
+
+
+def named(message: Mapping[str, Tensor], what: str) -> str | None:
+    """The one name that stands in the keys under a heading."""
+    return next((key.removeprefix(f"{what}/") for key in message if key.startswith(f"{what}/")), None)
+
+
+def add_up(answers: Iterable[Mapping[str, Tensor]]) -> Message:
+    """Totals of all real numbers. What is whole must be the same for all (of counters the largest is taken)."""
+    total: Message = {}
+    for heard, answer in enumerate(answers):
+        who = f"answer {heard}"
+        if not isinstance(answer, Mapping):
+            raise UploadError(f"{who}: must be a dictionary of tensors, got {type(answer).__name__}")
+        if heard and answer.keys() != total.keys():
+            odd = sorted(answer.keys() ^ total.keys())[0]
+            raise UploadError(
+                f"{who}: must hold what the first one holds, got {odd!r} in one of them alone; all clients must run "
+                "one network, and all have labels or none"
+            )
+        for key, tensor in answer.items():
+            if not isinstance(tensor, Tensor) or (key in total and tensor.shape != total[key].shape):
+                expected = tuple(total[key].shape) if key in total else "a tensor"
+                got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise UploadError(f"{who}: {key!r} must be {expected}, got {got}")
+            if tensor.is_floating_point():
+                if not tensor.isfinite().all():
+                    raise UploadError(f"{who}: {key!r} must be finite, got NaN or infinity")
+                total[key] = total[key] + tensor.to(total[key]) if key in total else tensor.double()
+            elif key.startswith("plain/"):
+                total[key] = total[key].maximum(tensor.to(total[key])) if key in total else tensor
+            else:
+                if key in total and not torch.equal(total[key], tensor.to(total[key])):
+                    raise UploadError(
+                        f"{who}: {key!r} must be {total[key].tolist()} as for the others, got {tensor.tolist()}"
+                    )
+                total[key] = tensor
+    return total
