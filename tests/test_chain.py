@@ -160,9 +160,17 @@ class TestBadInput:
         model, upload = self.tokens()
         upload.save(tmp_path / "ann.safetensors")
         given = [upload if source == "memory" else tmp_path / "ann.safetensors"]
-        said = ("ann", "echo-chain", "moments", "got none: the inputs are not one tensor of real numbers", "echo-relay")
+        said = (
+            "ann",
+            "echo-chain",
+            "moments",
+            "got none, because the inputs are not one tensor of real numbers",
+            "echo-relay",
+        )
         with refused(*said):
             chain(given, model=model)
+        with refused(*said):
+            maecho.aggregate(given, "echo-chain", model=model)
         with refused(*said):
             RelayServer(model, rounds=1, uploads=given)
 

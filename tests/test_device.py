@@ -29,7 +29,7 @@ def merge(name: str, uploads: list[maecho.Upload] | list[Path], device: str | No
 
 
 def agree(name: str, one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """On two devices the same; echo-chain draws its inputs on the device, so they are others there."""
+    """On two devices the same; echo-chain solves for what float32 passes gave, so round-off grows there."""
     if "chain" in name:
         assert one.keys() == other.keys()
         assert all(tensor.isfinite().all() for tensor in one.values())

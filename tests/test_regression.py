@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from conftest import rng
 from maecho.aggregation.regression import Regression, discriminant, fitted, write
 from maecho.layers import Layer
-from maecho.spectra import mean_eigenvalue
 from maecho.units import Unit, network, plan
 from tiny import refused
 
@@ -57,13 +56,13 @@ def test_totals_over_clients_are_the_pooled_problem() -> None:
 
 
 def test_the_ridge_pulls_to_the_prior() -> None:
-    """Of ‖WH − Z‖² + ε‖W − W̄‖² the gradient is zero, with ε a share of the mean eigenvalue."""
+    """Of ‖WH − Z‖² + ε‖W − W̄‖² the gradient is zero, with ε a share of the trace."""
     H, Z, prior = randn(50, 6), randn(50, 3, seed=1), randn(1, 3, 6, seed=2)
     sums = totals(H, Z)
     gaps = []
     for share in (1e-6, 1e-2, 1.0, 1e6):
         W = Regression(share).matrix(LINEAR, sums, prior)[0]
-        epsilon = share * torch.linalg.eigvalsh(H.T @ H).mean()
+        epsilon = share * torch.linalg.eigvalsh(H.T @ H).sum()
         torch.testing.assert_close((W @ H.T - Z.T) @ H, -epsilon * (W - prior[0]))
         gaps.append(float((W - prior[0]).norm()))
     assert gaps == sorted(gaps, reverse=True)
@@ -99,7 +98,7 @@ def test_an_embedding_is_fitted_token_by_token() -> None:
 def test_the_ridge_head_is_that_of_scikit_learn() -> None:
     data = of_classes()
     got = Regression(0.01, "ridge").matrix(BIASED, data["sums"], randn(1, 4, 6), is_head=True)[0]
-    alpha = 0.01 * float(mean_eigenvalue(data["sums"]["gram"]))
+    alpha = 0.01 * float(data["sums"]["gram"][0].trace())
     target = nn.functional.one_hot(data["y"], 4).numpy()
     model = Ridge(alpha, fit_intercept=False).fit(data["H"].numpy(), target)
     torch.testing.assert_close(got, torch.from_numpy(model.coef_))

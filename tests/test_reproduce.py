@@ -216,7 +216,9 @@ def test_every_config_finds_the_figures_of_the_paper(name: str) -> None:
     runs = [{"cell": cell, "seed": seed, "columns": columns} for cell in full.cells for seed in (0, 1)]
     table = summarise(full, {"runs": runs})
     assert [cell for cell, _ in table] == list(full.cells)
-    published = json.loads((experiment.folder() / "paper.json").read_text())[full.paper["table"]]["columns"]
+    published = []
+    if full.paper:  # what is past the paper has no figures there
+        published = json.loads((experiment.folder() / "paper.json").read_text())[full.paper["table"]]["columns"]
     aliases = full.paper.get("columns", {})
     for cell, figures in table:
         stands_there = name.startswith("table-4") or cell["init"] == "same"  # Table 1 is of one initialisation

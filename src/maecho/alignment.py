@@ -8,21 +8,25 @@ transport between their incoming weights,
 (Singh and Jaggi, NeurIPS 2020), the maps of the layers before being carried on to their inputs. Exact transport of
 uniform masses is a permutation; entropic transport is a soft one. Weights, biases and statistics all move together:
 what was x becomes M x, so W becomes W Mᵀ on its inputs and P becomes M P Mᵀ. The last layer keeps its order: its rows
-are classes.
+are classes. Instead of incoming weights, neurons may be compared by what they give out on common inputs
+(`responses.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from maecho.aggregation.cohort import Cohort
 from maecho.aggregation.options import POSITIVE, number, one_of
+from maecho.aggregation.skeleton import skeleton
 from maecho.errors import UploadError
 from maecho.layers import Layer
+from maecho.responses import Responses
 from maecho.spaces import Place, Space, Spaces, check, derive, take
 from maecho.spectra import Spectrum
 from maecho.upload import Upload
@@ -39,19 +43,40 @@ class Alignment:
         transport: "emd" (exact, a permutation) or "sinkhorn" (entropic).
         regularisation: of the entropic transport, as a share of the mean cost.
         reference: the client whose order all others take: "largest" (most examples), or its name.
+        metric: neurons are compared by their incoming "weights", or by their "activations": what they give out, before
+            the nonlinearity, on common inputs drawn from all uploads' moments. Needs `model` and the moments. Neither
+            divides scales out: of a ReLU network whose neuron a takes c times its weights in and 1/c times out, which
+            is the same function, a is |c − 1| ‖z_a‖ away from its equal, but later layers see no change in their
+            activations, whereas their incoming weights are others.
+        probes: how many common inputs, shared out by examples (at least one for every Gaussian of every client).
+        seed: of their draws.
         spaces: which axes are the same neurons, where the clients could not trace their network.
-        model: a network of this architecture, any weights, to derive the spaces from if the uploads do not carry them.
+        model: a network of this architecture, any weights, to derive the spaces from if the uploads do not carry them,
+            and to run for activations. Left as it is.
     """
+
+    _name: ClassVar[str] = "ot"
 
     transport: Literal["emd", "sinkhorn"] = "emd"
     regularisation: float = 0.05
     reference: str = "largest"
+    metric: Literal["weights", "activations"] = "weights"
+    probes: int = 1000
+    seed: int = 0
     spaces: Spaces | None = field(default=None, repr=False)
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         one_of("transport", self.transport, ("emd", "sinkhorn"))
         number("regularisation", self.regularisation, POSITIVE, 0)
+        one_of("metric", self.metric, ("weights", "activations"))
+        number("probes", self.probes, "a whole number, at least 1", 1, whole=True)
+        number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
+
+    @property
+    def _for_metric(self) -> frozenset[str]:
+        """The statistics that the comparison of neurons needs."""
+        return frozenset({"moments"} if self.metric == "activations" else ())
 
     def align(self, uploads: Sequence[Upload]) -> list[Upload]:
         """The same clients, all in the order of the reference."""
@@ -64,7 +89,12 @@ class Alignment:
             if found is None:
                 raise UploadError(f"reference must be largest or the name of a client, got {self.reference!r}")
             reference = found
-        return [u if u is reference else self._to(reference, u, spaces) for u in given]
+        responses = None
+        if self.metric == "activations":
+            Cohort(given, self._for_metric, self._name)  # says which upload has no moments
+            network = skeleton(self.model, reference, self._name, "with metric='activations' runs it")
+            responses = Responses(network, reference, given, spaces, self.probes, self.seed)
+        return [u if u is reference else self._to(reference, u, spaces, responses) for u in given]
 
     def _spaces(self, uploads: Sequence[Upload]) -> Spaces:
         """As given, or as the largest client that could trace its network found them, or as the model has them."""
@@ -81,13 +111,18 @@ class Alignment:
         check(spaces, upload.weights)
         return spaces
 
-    def _to(self, reference: Upload, upload: Upload, spaces: Spaces) -> Upload:
+    def _to(self, reference: Upload, upload: Upload, spaces: Spaces, responses: Responses | None) -> Upload:
         settled: set[tuple[str, int]] = set()
         inner = {(place.tensor, place.axis) for space in spaces for place in space.places}
+        distances = None if responses is None else responses.distances(upload)
         moved = upload
-        for space in spaces:
-            rows = [rows_of(u.layers, u.weights, space, inner - settled) for u in (reference, moved)]
-            moved = move(moved, space, self._match(torch.cdist(rows[1].double(), rows[0].double())))
+        for k, space in enumerate(spaces):
+            if distances is None:
+                rows = [rows_of(u.layers, u.weights, space, inner - settled) for u in (reference, moved)]
+                cost = torch.cdist(rows[1].double(), rows[0].double())
+            else:
+                cost = distances[k]
+            moved = move(moved, space, self._match(cost))
             settled |= {(place.tensor, place.axis) for place in space.places}
         return replace(moved, recipe={**upload.recipe, "aligned_to": reference.client})
 

@@ -174,3 +174,8 @@ def moments(upload: Upload, found: Moments) -> None:
     wrong = found.covariances.complaint()
     if wrong:
         raise UploadError(f"{upload.client}: class covariances must be {wrong}")
+    if found.residual is not None and not bool((found.residual.isfinite() & (found.residual >= 0)).all()):
+        low = float(found.residual.min())
+        raise UploadError(
+            f"{upload.client}: what is left of the class variances must be finite and not negative, got {low:.3g}"
+        )

@@ -61,24 +61,46 @@ def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
     """The same upload, its statistics at the precision of its weights (float32 at least) and cut down."""
     double = any(tensor.dtype == torch.float64 for tensor in upload.weights.values())
     dtype = torch.float64 if double else torch.float32
-    upload = _each(upload, lambda spectrum: spectrum.to(dtype=dtype))
-    if upload.moments is not None:
-        upload = replace(upload, moments=replace(upload.moments, means=upload.moments.means.to(dtype)))
-    upload = replace(
-        upload,
-        targets=None if upload.targets is None else upload.targets.to(dtype),
-        fisher={name: tensor.to(dtype) for name, tensor in upload.fisher.items()},
-    )
+    upload = _at(upload, dtype)
     if isinstance(rule, Rank):
-        return _each(upload, lambda spectrum: spectrum.cut(rule.directions))
+        return _cut(upload, lambda spectrum: rule.directions)
     if isinstance(rule, Share):
-        return _each(upload, lambda spectrum: spectrum.cut(spectrum.rank_for(rule.share)))
-    ranks = _ranks_that_fit(upload, rule)
-    return _each(upload, lambda spectrum: spectrum.cut(ranks.get(id(spectrum), spectrum.rank)))
+        return _cut(upload, lambda spectrum: spectrum.rank_for(rule.share))
+    ranks, rest = _ranks_that_fit(upload, rule)
+    return _cut(upload, lambda spectrum: ranks.get(id(spectrum), spectrum.rank), rest)
 
 
-def _ranks_that_fit(upload: Upload, size: Size) -> dict[int, int]:
-    """Ranks by the id of the spectrum.
+def _at(upload: Upload, dtype: torch.dtype) -> Upload:
+    fields: dict[str, Any] = {
+        part: {name: spectrum.to(dtype=dtype) for name, spectrum in getattr(upload, part).items()}
+        for part in SPECTRA.values()
+    }
+    m = upload.moments
+    if m is not None:
+        rest = None if m.residual is None else m.residual.to(dtype)
+        fields["moments"] = replace(
+            m, means=m.means.to(dtype), covariances=m.covariances.to(dtype=dtype), residual=rest
+        )
+    fields["targets"] = None if upload.targets is None else upload.targets.to(dtype)
+    fields["fisher"] = {name: tensor.to(dtype) for name, tensor in upload.fisher.items()}
+    return replace(upload, **fields)
+
+
+def _cut(upload: Upload, rank: Callable[[Spectrum], int], rest: bool = True) -> Upload:
+    """`rest`: class variances are kept whole, entry by entry, in place of the directions that go."""
+    fields: dict[str, Any] = {
+        part: {name: spectrum.cut(rank(spectrum)) for name, spectrum in getattr(upload, part).items()}
+        for part in SPECTRA.values()
+    }
+    m = upload.moments
+    if m is not None:
+        cut_down = m.cut(rank(m.covariances))
+        fields["moments"] = cut_down if rest else replace(cut_down, residual=m.residual)
+    return replace(upload, **fields)
+
+
+def _ranks_that_fit(upload: Upload, size: Size) -> tuple[dict[int, int], bool]:
+    """Ranks by the id of the spectrum, and whether there is room for what is left of class variances.
 
     Grams, projectors, gradients and covariances get equal parts of the room, for their energies cannot be compared
     (that of a Gram lies mostly in the mean); what one kind does not need goes to the others. Within a kind the share of
@@ -95,6 +117,11 @@ def _ranks_that_fit(upload: Upload, size: Size) -> dict[int, int]:
             f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
         )
     room -= fixed
+    m = upload.moments
+    rest = 0 if m is None or m.residual is not None else m.means[0].numel() * len(m.covariances.values)
+    rest *= 0 if m is None else m.means.element_size()
+    with_rest = rest <= room
+    room -= rest if with_rest else 0
     ranks: dict[int, int] = {}
     kinds.sort(key=_bytes)
     for left, spectra in zip(range(len(kinds), 0, -1), kinds, strict=True):
@@ -102,7 +129,7 @@ def _ranks_that_fit(upload: Upload, size: Size) -> dict[int, int]:
         chosen = [s.rank_for(share) if share else 0 for s in spectra]
         ranks |= {id(s): rank for s, rank in zip(spectra, chosen, strict=True)}
         room -= sum(s.bytes // s.rank * rank for s, rank in zip(spectra, chosen, strict=True))
-    return ranks
+    return ranks, with_rest
 
 
 def _bytes(spectra: Sequence[Spectrum]) -> int:
@@ -122,12 +149,3 @@ def _share_that_fits(spectra: Sequence[Spectrum], room: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _each(upload: Upload, change: Callable[[Spectrum], Spectrum]) -> Upload:
-    fields: dict[str, Any] = {
-        part: {name: change(spectrum) for name, spectrum in getattr(upload, part).items()} for part in SPECTRA.values()
-    }
-    if upload.moments is not None:
-        fields["moments"] = replace(upload.moments, covariances=change(upload.moments.covariances))
-    return replace(upload, **fields)

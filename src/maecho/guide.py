@@ -38,8 +38,9 @@ GUIDES: dict[str, Guide] = {
         "as `ma-echo`, where clients started differently",
     ),
     "ot": Guide(
-        "neurons of all clients transported to one client's order, then averaged",
-        "neuron spaces (found by tracing)", "with similar data", "yes", "yes", "seconds; all uploads",
+        "neurons of all clients transported to one client's order, by weights or by activations on drawn inputs, then "
+        "averaged",
+        "neuron spaces (found by tracing); for activations moments and `model=`", "with similar data", "yes", "yes", "seconds; all uploads",
         "different initialisations, similar data",
     ),
     "pfnm": Guide(
@@ -77,6 +78,11 @@ GUIDES: dict[str, Guide] = {
         "the network itself (`model=`); moments, or only `input_shape=`", "yes", "yes", "yes",
         "a minute on a CPU at the small budget, minutes on a GPU at the paper's; all models",
         "when training on the server is allowed and the ensemble is good",
+    ),
+    "echo-chain": Guide(
+        "layer after layer fitted to the clients' layers, on drawn inputs that have passed the merged layers before",
+        "the network itself (`model=`); moments of the raw inputs, nothing of deeper layers", "yes", "yes", "yes",
+        "seconds; memory of one upload and a chunk of inputs", "the best in one shot; `maecho.relay` for more rounds",
     ),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ With several Gaussians a class, k-means on its first examples decides which of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -50,6 +50,8 @@ class Moments:
     """One group for each, or a single group that all share."""
     shape: tuple[int, ...]
     """Of one input, before it was flattened to d."""
+    residual: Float[Tensor, "g d"] | None = None
+    """What directions that were cut off held of every entry's variance, for each group of the covariances."""
 
     def __post_init__(self) -> None:
         wrong = self.covariances.malformed()
@@ -63,9 +65,28 @@ class Moments:
         if d != self.covariances.width or d != int(torch.tensor(self.shape).prod()):
             raise ValueError(f"moments must be of inputs of shape {self.shape}, got means of length {d}")
 
+        if self.residual is not None and self.residual.shape != (len(self.covariances.values), d):
+            raise ValueError(f"what is left of the variances must be one a mean's entry, got {self.residual.shape}")
+
+    def cut(self, rank: int) -> Moments:
+        """The leading directions of the covariances alone; of the others no more than each entry's variance."""
+        s, U = self.covariances.values, self.covariances.basis
+        if U is None or rank >= self.covariances.rank:
+            return self
+        lost = torch.einsum("gr,gdr->gd", s[:, rank:], U[..., rank:].to(s) ** 2).to(self.means)
+        residual = lost if self.residual is None else self.residual + lost
+        return replace(self, covariances=self.covariances.cut(rank), residual=residual)
+
+    @property
+    def variances(self) -> Float[Tensor, "g d"]:
+        """Of every entry of an input, in float64."""
+        s, U = self.covariances.values.double(), self.covariances.basis
+        held = s if U is None else torch.einsum("gr,gdr->gd", s, U.double() ** 2)
+        return held if self.residual is None else held + self.residual.double()
+
     @property
     def bytes(self) -> int:
-        plain = (self.classes, self.counts, self.means)
+        plain = [self.classes, self.counts, self.means, *([] if self.residual is None else [self.residual])]
         return sum(t.numel() * t.element_size() for t in plain) + self.covariances.bytes
 
 

@@ -1,8 +1,9 @@
 """Inputs that look like a client's, drawn from the Gaussians that it has told of them.
 
-    x = μ_k + U_k diag(√s_k) ξ,   ξ ~ N(0, I)
+    x = μ_k + U_k diag(√s_k) ξ + √r_k ζ,   ξ, ζ ~ N(0, I)
 
-for every class k (or part of one), in proportion to its count. Drawn in chunks and drawn again whenever they are asked
+for every class k (or part of one), in proportion to its count; r_k, entry by entry, is the variance of the directions
+that were cut off. Drawn in chunks and drawn again whenever they are asked
 for, the same each time, so nothing of them is kept.
 """
 
@@ -63,7 +64,11 @@ class PseudoInputs:
             mean = m.means[k].to(self.dtype)
             for size in _sizes(count, self.chunk):
                 noise = torch.randn(size, len(root), generator=rng, dtype=self.dtype).to(device)
-                x = (mean + noise @ root).reshape(size, *m.shape)
+                x = mean + noise @ root
+                if m.residual is not None:
+                    rest = torch.randn(size, x.shape[1], generator=rng, dtype=self.dtype).to(device)
+                    x = x + rest * m.residual[group].to(self.dtype).sqrt()
+                x = x.reshape(size, *m.shape)
                 yield x, None if label == NO_CLASS else torch.full((size,), label, device=device)
 
 

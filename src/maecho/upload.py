@@ -148,6 +148,8 @@ class Upload:
             m = self.moments
             out |= {"moments/classes": m.classes, "moments/counts": m.counts, "moments/means": m.means}
             out |= _spectrum_tensors("moments/covariances", m.covariances)
+            if m.residual is not None:
+                out["moments/residual"] = m.residual
         if self.targets is not None:
             out["targets"] = self.targets
         return out | {f"fisher/{name}": tensor for name, tensor in self.fisher.items()}
@@ -277,5 +279,6 @@ def _read_moments(tensors: Mapping[str, Tensor], shape: list[int] | None) -> Mom
         counts=tensors["moments/counts"],
         means=tensors["moments/means"],
         covariances=_read_spectra("moments", tensors)["covariances"],
+        residual=tensors.get("moments/residual"),
         shape=tuple(shape),
     )

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from maecho.aggregation.drawing import Drawing, with_moments
+from maecho.aggregation.cohort import Cohort
+from maecho.aggregation.drawing import Drawing
 from maecho.aggregation.regression import Head, Regression
 from maecho.aggregation.relay import RelayServer
 from maecho.aggregation.result import Merged
@@ -56,7 +57,7 @@ class EchoChain:
         return frozenset({"moments"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        cohort = with_moments(uploads)
+        cohort = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "echo-chain")
         first = cohort[0]
         network = copied(skeleton(self.model, first, "echo-chain", "runs it"))
         device = next(iter(first.weights.values())).device

@@ -6,7 +6,7 @@ files in the memory of one. On a device of its own, each upload is moved there w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -48,10 +48,7 @@ class Cohort(Sequence[Upload]):
                 )
             seen[client] = about["place"]
             for name in sorted(self._needs - set(about["statistics"])):
-                raise UploadError(
-                    f"{client}: {method} needs the statistic {name!r}, got an upload with "
-                    f"{', '.join(about['statistics']) or 'none'}; make it with statistics={sorted(self._needs)}"
-                )
+                raise UploadError(_missing(about, name, sorted(self._needs), method))
             if about["fingerprint"] != abouts[0]["fingerprint"]:
                 raise UploadError(difference(self[0], self[index]))
 
@@ -67,6 +64,7 @@ class Cohort(Sequence[Upload]):
                 "examples": source.examples,
                 "fingerprint": source.fingerprint,
                 "statistics": sorted(source.has),
+                "recipe": source.recipe,
                 "place": "in memory",
             }
         if not isinstance(source, str | Path):
@@ -97,6 +95,17 @@ class Cohort(Sequence[Upload]):
     def _read(self, source: Source) -> Upload:
         upload = source if isinstance(source, Upload) else Upload.load(source, self._needs)
         return upload if self.device is None else upload.to(self.device)
+
+
+def _missing(about: Mapping[str, Any], name: str, needs: list[str], method: str) -> str:
+    """That a statistic is not there, the client's own reason if it gave one, and what to do."""
+    reason = about["recipe"].get("not_sent", {}).get(name)
+    lack = f"{about['client']}: {method} needs the statistic {name!r}, got"
+    if reason is None:
+        carried = ", ".join(about["statistics"]) or "none"
+        return f"{lack} an upload with {carried}; make it with statistics={needs}"
+    instead = "; echo-relay asks the data themselves and needs none" if method == "echo-chain" else ""
+    return f"{lack} none, because {reason}{instead}"
 
 
 def difference(one: Upload, other: Upload) -> str:

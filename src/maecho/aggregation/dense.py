@@ -33,6 +33,7 @@ from maecho.aggregation.generator import (
 )
 from maecho.aggregation.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.aggregation.result import Merged, assemble
+from maecho.aggregation.skeleton import skeleton
 from maecho.errors import UploadError
 from maecho.progress import track
 from maecho.randomness import global_seed
@@ -127,19 +128,19 @@ class DENSE:
         # By name, so that the order in which clients come decides nothing.
         uploads = sorted(uploads, key=lambda upload: upload.client)
         first, mean = uploads[0], Mean()
-        skeleton = self._skeleton(first)
+        network = skeleton(self.model, first, "dense", "trains")
         shape, output = self._inputs(uploads)
         device = devices.find(self.device or ("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)
         dtype = torch.float32  # or what the uploads have, if it is finer
         models = []
         for upload in uploads:
             mean.add(upload)
-            models.append(copy.deepcopy(skeleton))
+            models.append(copy.deepcopy(network))
             models[-1].load_state_dict(upload.state_dict())
         for tensor in first.weights.values():
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
         with global_seed(self.seed, device), torch.enable_grad():
-            student = self._student(skeleton, first, mean).to(device, dtype)
+            student = self._student(network, first, mean).to(device, dtype)
             began = {name: tensor.clone() for name, tensor in student.state_dict().items()}
             teachers = Teachers([model.to(device, dtype) for model in models], self.ensemble)
             self._train(student, teachers, shape, output.to(device, dtype))
@@ -198,26 +199,8 @@ class DENSE:
             optimizer.step()
         return best
 
-    def _skeleton(self, first: Upload) -> nn.Module:
-        if self.model is None:
-            raise UploadError(
-                "dense: model must be the network that the uploads are weights of, since dense trains, got none; "
-                "give it as aggregate(uploads, 'dense', model=network)"
-            )
-        expected, got = first.state_dict(), self.model.state_dict()
-        for name in {**expected, **got}:
-            words = [
-                "x".join(map(str, state[name].shape)) or "scalar" if name in state else "none"
-                for state in (expected, got)
-            ]
-            if words[0] != words[1]:
-                raise UploadError(
-                    f"dense: model must have {words[0]} for {name!r} as in the upload of {first.client}, got {words[1]}"
-                )
-        return self.model
-
-    def _student(self, skeleton: nn.Module, first: Upload, mean: Mean) -> nn.Module:
-        student = copy.deepcopy(skeleton).cpu()  # wherever the model is, a random start is the same
+    def _student(self, network: nn.Module, first: Upload, mean: Mean) -> nn.Module:
+        student = copy.deepcopy(network).cpu()  # wherever the model is, a random start is the same
         if self.start == "average":
             weights = mean.weights()
             student.load_state_dict(weights | {name: weights[kept] for name, kept in first.aliases.items()})
@@ -249,10 +232,6 @@ def _pooled(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     counts = torch.cat([m.counts.double().cpu() for m in moments])
     p = counts / counts.sum()
     means = torch.cat([m.means.double().cpu() for m in moments])
-    within = []
-    for m in moments:
-        values, basis = m.covariances.values.double().cpu(), m.covariances.basis
-        each = values if basis is None else torch.einsum("kr,kdr->kd", values, basis.double().cpu() ** 2)
-        within.append(each.expand(len(m.means), -1))  # one covariance may be shared by all
+    within = [m.variances.cpu().expand(len(m.means), -1) for m in moments]  # one covariance may be shared by all
     mean = p @ means
     return mean, (p @ (torch.cat(within) + (means - mean) ** 2)).sqrt()

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from maecho.aggregation.cohort import Cohort, Source
 from maecho.aggregation.options import number
-from maecho.errors import UploadError
 from maecho.pseudo import PseudoInputs, seed_for
 from maecho.respondent import RelayClient
 from maecho.units import Plan
-from maecho.upload import Upload, read_header
 
 
 @dataclass(frozen=True)
@@ -40,36 +36,11 @@ class Drawing:
         number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
 
 
-def with_moments(uploads: Iterable[Source]) -> Cohort:
-    """The uploads, if inputs can be drawn from each; if not, the client's reason."""
-    if isinstance(uploads, Cohort):
-        return uploads
-    sources: list[Source] = [uploads] if isinstance(uploads, Upload | str | Path) else list(uploads)
-    for client, recipe in map(_recipe, sources):
-        reason = recipe.get("not_sent", {}).get("moments")
-        if reason is not None:
-            raise UploadError(
-                f"{client}: echo-chain must have the moments of all clients' inputs to draw from, got none: {reason}; "
-                "echo-relay asks the data themselves and needs none"
-            )
-    return Cohort(sources, {"moments"}, "echo-chain")
-
-
-def _recipe(source: Source) -> tuple[str, Mapping[str, Any]]:
-    """Whose upload it is and how it was made; a file is not read for it."""
-    if isinstance(source, Upload):
-        return source.client, source.recipe
-    if isinstance(source, str | Path):
-        about = read_header(Path(source))
-        return about["client"], about["recipe"]
-    return "", {}
-
-
 class Players:
     """One respondent for every upload, made when its turn comes; the same each time."""
 
     def __init__(self, model: nn.Module, uploads: Iterable[Source], drawing: Drawing):
-        self._cohort = with_moments(uploads)
+        self._cohort = uploads if isinstance(uploads, Cohort) else Cohort(uploads, {"moments"}, "echo-chain")
         self._model, self._drawing = copy.deepcopy(model), drawing
         self._plan: Plan | None = None
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maecho.aggregation.options import POSITIVE, number
+from maecho.aggregation.options import POSITIVE, number, one_of
 from maecho.aggregation.result import Merged
 from maecho.alignment import Alignment, carry, rows_of
 from maecho.errors import UploadError
@@ -89,7 +89,8 @@ def _gains(
 
 @dataclass(frozen=True)
 class FedMA(Alignment):
-    """Layer-wise matched averaging, without training between layers; the options of `Alignment` but transport, and
+    """Layer-wise matched averaging, without training between layers; the options of `Alignment` but
+    transport and metric, and
 
     Args:
         sigma0: spread of the global neurons.
@@ -105,6 +106,7 @@ class FedMA(Alignment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_of("metric", self.metric, ("weights",))
         for name in ("sigma0", "sigma", "gamma"):
             number(name, getattr(self, name), POSITIVE, 0)
         number("growth", self.growth, "at least 1 and finite", 1)

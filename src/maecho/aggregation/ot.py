@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from maecho.aggregation.average import FedAvg
 from maecho.aggregation.ma_echo import MAEcho
@@ -35,7 +35,7 @@ class OT(Alignment):
 
     @property
     def needs(self) -> frozenset[str]:
-        return FedAvg(self.weighting, self.head).needs
+        return FedAvg(self.weighting, self.head).needs | self._for_metric
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         return FedAvg(self.weighting, self.head)(self.align(uploads))
@@ -43,11 +43,17 @@ class OT(Alignment):
 
 @dataclass(frozen=True)
 class MAEchoOT(MAEcho, Alignment):
-    """Align, then MA-Echo; the options of both."""
+    """Align, then MA-Echo; the options of both. `seed` is of all that is random in either."""
+
+    _name: ClassVar[str] = "ma-echo+ot"
 
     def __post_init__(self) -> None:
         MAEcho.__post_init__(self)
         Alignment.__post_init__(self)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | self._for_metric
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         return super().__call__(self.align(uploads))
