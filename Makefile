@@ -25,6 +25,7 @@ benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/ma_echo.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/qp.py
+	$(BIN)/python benchmarks/echo.py
 
 # torch first and alone, at its pin: the CPU build where one is at hand.
 $(VENV)/.installed: pyproject.toml constraints.txt

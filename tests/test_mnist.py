@@ -18,7 +18,7 @@ def committed(name: str) -> dict[str, list[dict[str, object]]]:
     return json.loads((folder() / "results" / f"{name}.json").read_text())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", ["table-1", "table-4-mlp", "dense", "dense-full"])
+@pytest.mark.parametrize("name", ["table-1", "table-4-mlp", "table-4-cnn", "dense", "dense-full"])
 def test_the_readme_shows_the_committed_results(name: str) -> None:
     experiment = Experiment.load(name)
     table = markdown(experiment, summarise(experiment, committed(name)))
@@ -38,6 +38,27 @@ def test_table_1_keeps_its_promises() -> None:
         if (cell["clients"], cell["beta"]) == (5, 0.01):
             assert figures["ma-echo"].mean >= floors[cell["init"]]
             assert figures["regmean"].mean >= 83
+
+
+def test_echo_is_past_all_others() -> None:
+    """In every cell of Table 1 above a floor, RegMean, MA-Echo and the paper's MA-Echo; small uploads lose little."""
+    experiment = Experiment.load("table-1")
+    results = committed("table-1")
+    for cell, figures in summarise(experiment, results):
+        chain, small, relay = (figures[name] for name in ("echo-chain", "echo-chain-small", "echo-relay"))
+        floors = (88, 90) if cell["init"] == "same" else (89, 91)
+        assert (chain.mean >= floors[0], relay.mean >= floors[1]) == (True, True), cell
+        others = [figures["regmean"].mean, figures["ma-echo"].mean, figures["ma-echo"].paper or 0]
+        assert min(chain.mean, relay.mean) > max(others), cell
+        assert small.mean >= chain.mean - 1, cell
+    assert all(run["columns"]["echo-chain-small"]["statistics_share"] <= 1 for run in results["runs"])  # type: ignore[index]
+
+
+def test_matching_helps_networks_that_started_differently() -> None:
+    experiment = Experiment.load("table-4-cnn")
+    for cell, figures in summarise(experiment, committed("table-4-cnn")):
+        if cell["init"] == "different":
+            assert figures["ma-echo+ot"].mean >= figures["ma-echo"].mean, cell
 
 
 @pytest.mark.mnist

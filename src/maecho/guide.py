@@ -40,7 +40,8 @@ GUIDES: dict[str, Guide] = {
     "ot": Guide(
         "neurons of all clients transported to one client's order, by weights or by activations on drawn inputs, then "
         "averaged",
-        "neuron spaces (found by tracing); for activations moments and `model=`", "with similar data", "yes", "yes", "seconds; all uploads",
+        "neuron spaces (found by tracing); for activations moments and `model=`", "with similar data", "yes", "yes",
+        "seconds; all uploads",
         "different initialisations, similar data",
     ),
     "pfnm": Guide(

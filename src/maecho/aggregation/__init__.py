@@ -105,8 +105,8 @@ def aggregate(
     Args:
         uploads: Upload objects or paths; paths are read one at a time.
         method: a name from METHODS, or a method made by hand.
-        model: the network that the uploads are weights of. Methods that run it (`dense`, `echo-chain`, `ot` by activations) need it, all
-            others ignore it, so it may always be given. It is not changed.
+        model: the network that the uploads are weights of. Methods that run it (`dense`, `echo-chain`, `ot` by
+            activations) need it, all others ignore it, so it may always be given. It is not changed.
         device: where the work is done, e.g. "cuda"; each upload is moved there when its turn comes. By default where
             the uploads are, but for `dense`, which takes CUDA if there is one.
         options: its hyper-parameters, e.g. `steps=30`.
