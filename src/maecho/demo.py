@@ -13,6 +13,7 @@ from torch import nn
 
 from maecho import data, networks, partition
 from maecho.aggregation import aggregate
+from maecho.aggregation.relay import relay
 from maecho.client import make_upload
 from maecho.evaluation import Ensemble, evaluate
 from maecho.progress import track
@@ -23,7 +24,7 @@ NETWORK = "digits-mlp"
 TRAINING = LocalTraining(epochs=60, learning_rate=0.05, momentum=0.5, batch_size=16)
 """Long enough for every client to fit its own data; small batches, since the projector has one direction a batch."""
 
-MERGED = ("fedavg", "ma-echo", "regmean")
+MERGED = ("fedavg", "ma-echo", "regmean", "echo-chain")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
     parts = partition.dirichlet(digits.y_train.numpy(), clients, beta, np.random.default_rng(seed))
     rng = torch.Generator().manual_seed(seed)
     start = networks.build(NETWORK, rng).state_dict()
-    models, files = [], []
+    models, files, pairs = [], [], []
     for i, part in enumerate(track(parts, "training clients", show=progress)):
         index = torch.from_numpy(part)
         x, y = digits.x_train[index], digits.y_train[index]
@@ -65,16 +66,19 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         make_upload(model, batches, client=f"client-{i}", progress=False).save(path)
         models.append(model)
         files.append(path)
+        pairs.append((model, batches))
 
     test = data.batches(digits.x_test, digits.y_test, 500)
     rows = [Row("local (mean)", fmean(evaluate(m, test).accuracy for m in models), 0.0, None)]
-    for method in MERGED:
+    for method in (*MERGED, "echo-relay"):
+        model = networks.build(NETWORK, rng)
         began = time.perf_counter()
-        merged = aggregate(files, method)
+        merged = (
+            relay(model, pairs, progress=False) if method == "echo-relay" else aggregate(files, method, model=model)
+        )
         seconds = time.perf_counter() - began
         path = out / f"merged-{method}.safetensors"
         merged.save(path)
-        model = networks.build(NETWORK, rng)
         model.load_state_dict(merged)
         rows.append(Row(method, evaluate(model, test).accuracy, seconds, str(path)))
     rows.append(_ensemble(models, test))
