@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -71,3 +73,16 @@ ZOO = _zoo()
 def gram(request: pytest.FixtureRequest) -> Tensor:
     """Symmetric PSD matrices of every sort, [1, d, d] in float64."""
     return ZOO[request.param].unsqueeze(0)
+
+
+class Net(nn.Module):
+    """A network of named parts, with forward given as a function."""
+
+    def __init__(self, forward: Any, **parts: Any):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(self, *args, **kwargs)

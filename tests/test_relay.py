@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 import maecho
-from conftest import batches, rng
+from conftest import Net, batches, rng
 from conftest import network as mlp
 from maecho import RelayClient, RelayServer, data, relay
 from maecho.aggregation.drawing import Drawing
@@ -22,19 +22,6 @@ from tiny import NAN, refused
 
 PLAIN = Regression().plain
 """To the clients' own outputs alone, whatever the labels."""
-
-
-class Net(nn.Module):
-    """A network of named parts, with forward given as a function."""
-
-    def __init__(self, forward: Any, **parts: Any):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._forward = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(self, *args, **kwargs)
 
 
 def made(make: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conftest import Net, rng
 from conftest import network as mlp
-from conftest import rng
 from maecho import norms
 from maecho.attention import split
 from maecho.units import Plan, network, plan
@@ -27,19 +27,6 @@ def planned(model: nn.Module, x: Any) -> Plan:
 def stages(model: nn.Module, x: Any) -> list[set[str]]:
     """Names by stage, a joined BatchNorm after a plus."""
     return [{u.name + (f"+{u.norm}" if u.norm else "") for u in stage} for stage in planned(model, x).stages]
-
-
-class Net(nn.Module):
-    """A network of named parts, with forward given as a function."""
-
-    def __init__(self, forward: Any, **parts: Any):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._forward = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(self, *args, **kwargs)
 
 
 def test_an_mlp_has_one_layer_a_stage() -> None:

@@ -57,7 +57,7 @@ GUIDES: dict[str, Guide] = {
     "regmean": Guide(
         "the layer closest to every client's own on its own inputs, in closed form",
         "Grams", "yes", "yes", "yes", "one solve a layer; memory of one upload",
-        "the first thing to try",
+        "the first thing to try where the network itself is not at hand",
     ),
     "fisher": Guide(
         "every single weight averaged by how much it matters to each client's answers",

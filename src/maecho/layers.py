@@ -124,6 +124,17 @@ def complete(found: Float[Tensor, "g n d"], layer: Layer) -> Tensor:
     return found if layer.bias is None else torch.cat([found, found.new_ones(*found.shape[:-1], 1)], -1)
 
 
+CHUNK = 2**22
+"""Entries of rows held at once: a convolution's patches are many times its input."""
+
+
+def examples_at_once(module: nn.Module, x: Tensor) -> int:
+    """How many examples of x become rows of at most CHUNK entries; one at least."""
+    kernel = torch.tensor(getattr(module, "kernel_size", ()), dtype=torch.float64)
+    entries = int(x[0].numel() * kernel.prod()) if len(x) else 1
+    return max(1, CHUNK // max(1, entries))
+
+
 def mean_rows(module: nn.Module, x: Tensor) -> Tensor:
     """The rows of the batch's mean input, as the MA-Echo release takes them: of a feature map it sees unpadded patches
     at stride 2, of anything else what `rows` sees."""

@@ -21,9 +21,6 @@ from maecho.errors import UploadError
 from maecho.forward import call, check_labels, forward
 from maecho.units import Unit
 
-CHUNK = 2**22
-"""Entries of rows held at once: a convolution's patches are many times its input."""
-
 Limit = Callable[[Tensor, Tensor], Tensor]
 """Bounds what one example can add: from its rows [g, examples, places, in] and [g, examples, places, out], the factor
 [examples] by which it multiplies all of them."""
@@ -129,7 +126,7 @@ def _add(
     if shared_bias is not None:
         # Modules that share a weight but not the bias: the bias is averaged, the weight fits what is left.
         z = z - shared_bias.reshape(-1, *[1] * (z.dim() - 2)) if hasattr(module, "kernel_size") else z - shared_bias
-    at_once = max(1, CHUNK // max(1, _row_entries(module, x)))
+    at_once = layers.examples_at_once(module, x)
     for at in range(0, len(x), at_once):
         piece = slice(at, at + at_once)
         _add_rows(sums, unit, module, x[piece], z[piece], None if y is None else y[piece], limit)
@@ -176,12 +173,6 @@ def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
     """Rows [..., n, d] times one number each; 0 times infinity is 0."""
     factor = factor.unsqueeze(-1)
     return torch.where(factor > 0, rows * factor, torch.zeros_like(rows))
-
-
-def _row_entries(module: nn.Module, x: Tensor) -> int:
-    """Entries of rows that one example becomes, at most."""
-    kernel = getattr(module, "kernel_size", ())
-    return int(x[0].numel() * torch.tensor(kernel, dtype=torch.float64).prod()) if len(x) else 1
 
 
 class _Pair(nn.Module):

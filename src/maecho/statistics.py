@@ -31,9 +31,6 @@ OF_GRADIENTS = ("fisher", "gradients")
 STATISTICS = (*DEFAULT_STATISTICS, "targets", *OF_GRADIENTS)
 """All that can be gathered; each method says which of them it needs."""
 
-CHUNK = 2**22
-"""Entries of rows held at once: a convolution's patches are many times its input."""
-
 
 @dataclass(frozen=True)
 class Gathered:
@@ -165,16 +162,11 @@ class _Inputs:
         x = x.detach()
         if x.dim() == 1:
             x = x.unsqueeze(0)  # one example without a batch axis
-        for piece in x.split(max(1, int(CHUNK / max(1, self._row_entries(module, x))))):
+        for piece in x.split(layers.examples_at_once(module, x)):
             self._add_gram(module, layer, piece)
         if "projector" in self._wanted and not layer.transposed:
             for piece in x.split(recursion.MEAN_OF):
                 self._add_mean(module, layer, piece)
-
-    def _row_entries(self, module: nn.Module, x: Tensor) -> int:
-        """Entries of rows that one example becomes, at most."""
-        kernel = getattr(module, "kernel_size", ())
-        return int(x[0].numel() * torch.tensor(kernel, dtype=torch.float64).prod()) if len(x) else 1
 
     def _add_gram(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
         if "gram" not in self._wanted and not layer.transposed:
