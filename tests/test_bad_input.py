@@ -273,8 +273,8 @@ def test_every_client_comes_once_and_one_must_come(tmp_path: Path, source: str) 
         ("ma-echo", {}, "projector", ("ma-echo", "'projector'", "gram, moments, targets")),
         ("ma-echo", {"form": "printed"}, "gram", ("ma-echo", "'gram'", "gradients, moments, projector")),
         ("regmean", {}, "gram", ("regmean", "'gram'", "gradients, moments, projector")),
-        ("fedavg", {"head": "class-aware"}, "classes", ("fedavg", "'classes'", "got an upload with fisher, gradients")),
-        ("fisher", {}, "fisher", ("fisher", "'fisher'", "classes, gradients, gram")),
+        ("fedavg", {"head": "class-aware"}, "classes", ("fedavg", "'classes'", "got an upload with features, fisher")),
+        ("fisher", {}, "fisher", ("fisher", "'fisher'", "classes, features, gradients, gram")),
         ("kronecker", {}, "gradients", ("kronecker", "'gradients'", "statistics=['gradients', 'gram']")),
         ("kronecker", {}, "gram", ("kronecker", "'gram'", "statistics=['gradients', 'gram']")),
         ("afl", {}, "targets", ("afl", "'targets'", "statistics=['gram', 'targets']")),
@@ -400,5 +400,5 @@ def test_layers_that_nothing_reached(method: str) -> None:
 def test_inputs_of_many_lengths_have_no_moments() -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3))
     made = make_upload(model, [(torch.ones(3, 2, length), y[:3]) for length in (8, 9)], "ann")
-    assert made.has == {"gram", "projector", "classes"}
+    assert made.has == {"gram", "projector", "classes", "features"}
     assert "moments" in made.recipe["not_sent"]

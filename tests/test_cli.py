@@ -142,7 +142,7 @@ def test_upload_and_inspect(module: str, uploads: list[Path], run: Run) -> None:
     found, about = Upload.load(uploads[0]), run("inspect ann.safetensors --json").json
     assert (about["client"], about["examples"]) == (found.client, found.examples) == ("ann", 60)
     assert about["fingerprint"] == found.fingerprint
-    assert about["statistics"] == sorted(found.has) == ["classes", "gram", "moments", "projector"]
+    assert about["statistics"] == sorted(found.has) == ["classes", "features", "gram", "moments", "projector"]
     assert about["bytes"] == uploads[0].stat().st_size
     assert {tuple(entry["shape"]) for entry in about["tensors"]} == {tuple(t.shape) for t in found.tensors().values()}
     assert about["reveals"].keys() == {"weights", *found.has}

@@ -39,9 +39,14 @@ def of_classes(n: int = 300, d: int = 5, bias: bool = True, held: tuple[int, ...
     return {"x": x, "y": y, "H": H, "sums": {**totals(H, Y), "labels": Y.T @ H, "counts": Y.sum(0)}}
 
 
+def solved(regression: Regression, unit: Unit, sums: dict[str, Tensor], prior: Tensor, is_head: bool = False) -> Tensor:
+    """For as many examples as inputs, of which the ridge is a plain share of the trace."""
+    return regression.matrix(unit, sums, prior, prior.shape[-1], is_head)
+
+
 def test_without_a_ridge_it_is_least_squares() -> None:
     H, Z = randn(50, 6), randn(50, 3, seed=1)
-    W = Regression(ridge=0).matrix(LINEAR, totals(H, Z), randn(1, 3, 6, seed=2))
+    W = solved(Regression(ridge=0), LINEAR, totals(H, Z), randn(1, 3, 6, seed=2))
     torch.testing.assert_close(W[0], torch.linalg.lstsq(H, Z).solution.T)
 
 
@@ -51,8 +56,16 @@ def test_totals_over_clients_are_the_pooled_problem() -> None:
     summed = {key: torch.stack([part[key] for part in parts]).sum(0) for key in parts[0]}
     prior = randn(1, 3, 6, seed=2)
     for ridge in (0.0, 1e-2):
-        got, pooled = (Regression(ridge).matrix(LINEAR, t, prior) for t in (summed, totals(H, Z)))
+        got, pooled = (solved(Regression(ridge), LINEAR, t, prior) for t in (summed, totals(H, Z)))
         torch.testing.assert_close(got, pooled, rtol=1e-10, atol=1e-10)
+
+
+def test_more_examples_are_held_less() -> None:
+    H, Z = randn(50, 6), randn(50, 3, seed=1)
+    sums, prior = totals(H, Z), torch.zeros(1, 3, 6, dtype=torch.float64)
+    few, many = (Regression(0.1).matrix(LINEAR, sums, prior, n) for n in (6, 600))
+    torch.testing.assert_close(few, solved(Regression(0.1), LINEAR, sums, prior))
+    torch.testing.assert_close(many, solved(Regression(0.001), LINEAR, sums, prior))
 
 
 def test_the_ridge_pulls_to_the_prior() -> None:
@@ -61,7 +74,7 @@ def test_the_ridge_pulls_to_the_prior() -> None:
     sums = totals(H, Z)
     gaps = []
     for share in (1e-6, 1e-2, 1.0, 1e6):
-        W = Regression(share).matrix(LINEAR, sums, prior)[0]
+        W = solved(Regression(share), LINEAR, sums, prior)[0]
         epsilon = share * torch.linalg.eigvalsh(H.T @ H).sum()
         torch.testing.assert_close((W @ H.T - Z.T) @ H, -epsilon * (W - prior[0]))
         gaps.append(float((W - prior[0]).norm()))
@@ -74,9 +87,9 @@ def test_a_singular_total_never_fails(gram: Tensor, ridge: float) -> None:
     """Whatever reached the layer, a prior that already explains it stays; what nothing reached stays in any case."""
     d = gram.shape[-1]
     prior = randn(1, 3, d)
-    kept = Regression(ridge).matrix(LINEAR, {"gram": gram, "cross": prior @ gram}, prior)
+    kept = solved(Regression(ridge), LINEAR, {"gram": gram, "cross": prior @ gram}, prior)
     torch.testing.assert_close(kept, prior)
-    other = Regression(ridge).matrix(LINEAR, {"gram": gram, "cross": randn(1, 3, d, seed=1) @ gram}, prior)
+    other = solved(Regression(ridge), LINEAR, {"gram": gram, "cross": randn(1, 3, d, seed=1) @ gram}, prior)
     s, U = torch.linalg.eigh(gram[0])
     unseen = U[:, s < 1e-10 * s.max()] if float(s.max()) > 0 else U
     assert other.isfinite().all()
@@ -87,17 +100,17 @@ def test_an_embedding_is_fitted_token_by_token() -> None:
     tokens, Z = torch.tensor([0, 0, 1, 3, 3, 3]), randn(6, 2)
     H = nn.functional.one_hot(tokens, 4).double()
     prior, unit = randn(1, 2, 4, seed=1), Unit(Layer("0", "0.weight", transposed=True), ("0",))
-    dense = Regression(0.1).matrix(unit, totals(H, Z), prior)
+    dense = solved(Regression(0.1), unit, totals(H, Z), prior)
     counted = {"gram": tokens.bincount(minlength=4).double().reshape(1, 1, 4), "cross": (Z.T @ H).unsqueeze(0)}
-    torch.testing.assert_close(Regression(0.1).matrix(unit, counted, prior), dense)
-    exact = Regression(0).matrix(unit, counted, prior)
+    torch.testing.assert_close(solved(Regression(0.1), unit, counted, prior), dense)
+    exact = solved(Regression(0), unit, counted, prior)
     torch.testing.assert_close(exact[0, :, 2], prior[0, :, 2])  # nobody says it
     torch.testing.assert_close(exact[0, :, 3], Z[3:].mean(0))
 
 
 def test_the_ridge_head_is_that_of_scikit_learn() -> None:
     data = of_classes()
-    got = Regression(0.01, "ridge").matrix(BIASED, data["sums"], randn(1, 4, 6), is_head=True)[0]
+    got = solved(Regression(0.01, "ridge"), BIASED, data["sums"], randn(1, 4, 6), is_head=True)[0]
     alpha = 0.01 * float(data["sums"]["gram"][0].trace())
     target = nn.functional.one_hot(data["y"], 4).numpy()
     model = Ridge(alpha, fit_intercept=False).fit(data["H"].numpy(), target)
@@ -108,7 +121,7 @@ def test_lda_is_the_gaussian_posterior() -> None:
     """Rows are log π + log N(x; μ, Σ), all classes sharing Σ, but for what is the same for all."""
     data = of_classes()
     x, y = data["x"], data["y"]
-    W = Regression(0, "lda").matrix(BIASED, data["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
+    W = solved(Regression(0, "lda"), BIASED, data["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
     means = torch.stack([x[y == k].mean(0) for k in range(4)])
     within = (x - means[y]).T @ (x - means[y]) / len(x)
     joint = torch.stack(
@@ -126,8 +139,8 @@ def test_lda_is_the_gaussian_posterior() -> None:
 def test_lda_without_a_bias_is_the_nearest_linear_function() -> None:
     data = of_classes(bias=False)
     sums, x = data["sums"], data["x"]
-    got = Regression(0, "lda").matrix(LINEAR, sums, torch.zeros(1, 4, 5), is_head=True)[0]
-    with_bias = Regression(0, "lda").matrix(BIASED, of_classes()["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
+    got = solved(Regression(0, "lda"), LINEAR, sums, torch.zeros(1, 4, 5), is_head=True)[0]
+    with_bias = solved(Regression(0, "lda"), BIASED, of_classes()["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
     wanted = x @ with_bias[:, :-1].T + with_bias[:, -1]
     torch.testing.assert_close(got, torch.linalg.lstsq(x, wanted).solution.T)
 
@@ -139,7 +152,7 @@ def test_a_class_that_nobody_holds_is_never_chosen(head: Any, noise: float) -> N
     data = of_classes(held=(0, 2, 3))
     data["sums"]["counts"][1] += noise
     data["sums"]["labels"][1] += noise
-    W = Regression(1e-3, head).matrix(BIASED, data["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
+    W = solved(Regression(1e-3, head), BIASED, data["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
     scores = data["H"] @ W.T
     assert W.isfinite().all()
     assert 1 not in scores.argmax(1)
@@ -164,7 +177,7 @@ def test_the_head_follows_the_labels_only_where_there_are_some() -> None:
     H, Z = randn(50, 6), randn(50, 3, seed=1)
     prior = randn(1, 3, 6, seed=2)
     one, *others = (
-        Regression(head=head).matrix(LINEAR, totals(H, Z), prior) for head in ("regression", "ridge", "lda")
+        solved(Regression(head=head), LINEAR, totals(H, Z), prior) for head in ("regression", "ridge", "lda")
     )
     assert all(torch.equal(one, other) for other in others)
 
@@ -176,8 +189,8 @@ def test_the_pull_moves_targets_to_the_mean_of_their_class(pull: float) -> None:
     Y = nn.functional.one_hot(y, 4).double()
     sums = {**data["sums"], **totals(H, Z), "outputs": Y.T @ Z}
     means = torch.stack([Z[y == k].mean(0) for k in range(4)])[y]
-    wanted = Regression(0.01, pull=0).matrix(BIASED, totals(H, (1 - pull) * Z + pull * means), prior)
-    torch.testing.assert_close(Regression(0.01, pull=pull).matrix(BIASED, sums, prior), wanted)
+    wanted = solved(Regression(0.01, pull=0), BIASED, totals(H, (1 - pull) * Z + pull * means), prior)
+    torch.testing.assert_close(solved(Regression(0.01, pull=pull), BIASED, sums, prior), wanted)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -200,7 +213,7 @@ def test_a_batchnorm_by_itself_is_fitted_on_its_inputs() -> None:
     x, z = randn(40, 3) * 5 + 100, randn(40, 3, seed=1)
     h = torch.stack([x, torch.ones_like(x)], -1).transpose(0, 1)
     sums = {"gram": h.mT @ h, "cross": z.T.unsqueeze(1) @ h}
-    new = fitted(Regression(0), network(model)[""], sums, randn(3, 1, 2), model)
+    new = fitted(Regression(0), network(model)[""], sums, randn(3, 1, 2), model, 9)
     model.load_state_dict({**model.state_dict(), **new})
     torch.testing.assert_close(model.running_mean, x.mean(0))
     torch.testing.assert_close(model.running_var, x.var(0, unbiased=False))
@@ -220,8 +233,8 @@ def test_bad_options_and_sums() -> None:
     model = nn.Sequential(nn.Linear(6, 3, bias=False))
     unit, sums = network(model)["0"], totals(randn(9, 6), randn(9, 3))
     with refused("the sums of '0' must be (1, 3, 6)", "got (1, 2, 6)"):
-        fitted(Regression(), unit, {**sums, "cross": randn(1, 2, 6)}, randn(1, 3, 6), model)
+        fitted(Regression(), unit, {**sums, "cross": randn(1, 2, 6)}, randn(1, 3, 6), model, 9)
     with refused("the sums of '0' must be (1, 3, 6)", "got (1, 3, 7)"):
-        fitted(Regression(), unit, sums, randn(1, 3, 7), model)
+        fitted(Regression(), unit, sums, randn(1, 3, 7), model, 9)
     with refused("of '0' must be of 6 inputs", "got 7"):
-        fitted(Regression(), unit, {**sums, "gram": randn(1, 7, 7)}, randn(1, 3, 6), model)
+        fitted(Regression(), unit, {**sums, "gram": randn(1, 7, 7)}, randn(1, 3, 6), model, 9)

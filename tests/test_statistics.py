@@ -164,7 +164,8 @@ def test_embedding_counts_tokens() -> None:
     torch.testing.assert_close(upload.projectors["0"].values, counts / (counts + recursion.DAMPING))
     assert upload.moments is None
     assert upload.recipe["not_sent"] == {
-        "moments": "the inputs are not one tensor of real numbers, so they have no mean"
+        "moments": "the inputs are not one tensor of real numbers, so they have no mean",
+        "features": "the network has no fully connected layer behind others that all examples pass through",
     }
 
 

@@ -26,6 +26,7 @@ from maecho.aggregation.options import POSITIVE, number, one_of
 from maecho.aggregation.skeleton import skeleton
 from maecho.errors import UploadError
 from maecho.layers import Layer
+from maecho.moments import Moments
 from maecho.responses import Responses
 from maecho.spaces import Place, Space, Spaces, check, derive, take
 from maecho.spectra import Spectrum
@@ -171,7 +172,7 @@ def move(upload: Upload, space: Space, M: Float[Tensor, "new old"]) -> Upload:
     """The upload with the neurons of one space carried over by M, wherever they occur."""
     weights = dict(upload.weights)
     grams, projectors, gradients = dict(upload.grams), dict(upload.projectors), dict(upload.gradients)
-    fisher, targets = dict(upload.fisher), upload.targets
+    features, fisher, targets = dict(upload.features), dict(upload.fisher), upload.targets
     layers = {layer.weight: layer for layer in upload.layers}
     order = M.argmax(1) if bool(((M == 0) | (M == 1)).all()) else None
     for place in space.places:
@@ -189,11 +190,20 @@ def move(upload: Upload, space: Space, M: Float[Tensor, "new old"]) -> Upload:
             columns = upload.weights[layer.weight].shape[1]
             own = carry(targets[:, :columns], place, M, order)
             targets = torch.cat([own, targets[:, columns:]], 1)
+        if layer.name in features:
+            features[layer.name] = _carry_moments(features[layer.name], layer, space.size, M, order)
         for spectra in (grams, projectors):
             if layer.name in spectra:
                 spectra[layer.name] = _carry_spectrum(spectra[layer.name], layer, space.size, M, order)
     return replace(
-        upload, weights=weights, grams=grams, projectors=projectors, gradients=gradients, fisher=fisher, targets=targets
+        upload,
+        weights=weights,
+        grams=grams,
+        projectors=projectors,
+        features=features,
+        gradients=gradients,
+        fisher=fisher,
+        targets=targets,
     )
 
 
@@ -205,6 +215,15 @@ def carry(tensor: Tensor, place: Place, M: Tensor, order: Tensor | None = None) 
     carried = torch.tensordot(M.to(tensor.dtype), blocks, 1).movedim(0, place.axis)
     flat: Tensor = carried.flatten(place.axis, place.axis + 1).contiguous()
     return flat
+
+
+def _carry_moments(moments: Moments, layer: Layer, size: int, M: Tensor, order: Tensor | None) -> Moments:
+    """Of features: the mean is carried by M, the covariance on both sides; of what is left of the variances, as of
+    features that have nothing to do with each other."""
+    place = Place(layer.weight, 1, moments.means.shape[1] // size)
+    covariances = _carry_spectrum(moments.covariances, replace(layer, bias=None), size, M, order)
+    rest = None if moments.residual is None else carry(moments.residual, place, M**2, order)
+    return replace(moments, means=carry(moments.means, place, M, order), covariances=covariances, residual=rest)
 
 
 def _carry_outputs(spectrum: Spectrum, layer: Layer, M: Tensor, order: Tensor | None) -> Spectrum:

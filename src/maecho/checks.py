@@ -163,19 +163,42 @@ def fisher(upload: Upload) -> None:
             raise UploadError(f"{client}: fisher of {name!r} must not be negative, got {float(found.min()):.3g}")
 
 
-def moments(upload: Upload, found: Moments) -> None:
+def moments(upload: Upload, found: Moments, of: str = "") -> None:
+    """`of`: what they are moments of, where it is not the raw inputs."""
+    client = upload.client
     if not found.means.isfinite().all():
-        raise UploadError(f"{upload.client}: class means must be finite, got NaN or infinity")
+        raise UploadError(f"{client}: class means{of} must be finite, got NaN or infinity")
     if int(found.counts.sum()) != upload.examples or bool((found.counts < 1).any()):
         raise UploadError(
-            f"{upload.client}: counts of the class moments must be positive and sum to its {upload.examples} examples, "
+            f"{client}: counts of the class moments{of} must be positive and sum to its {upload.examples} examples, "
             f"got {int(found.counts.sum())}"
         )
     wrong = found.covariances.complaint()
     if wrong:
-        raise UploadError(f"{upload.client}: class covariances must be {wrong}")
+        raise UploadError(f"{client}: class covariances{of} must be {wrong}")
     if found.residual is not None and not bool((found.residual.isfinite() & (found.residual >= 0)).all()):
         low = float(found.residual.min())
         raise UploadError(
-            f"{upload.client}: what is left of the class variances must be finite and not negative, got {low:.3g}"
+            f"{client}: what is left of the class variances{of} must be finite and not negative, got {low:.3g}"
         )
+
+
+def features(upload: Upload) -> None:
+    """Moments of what reaches a layer, of as many inputs as it has, one Gaussian a class."""
+    by_name = {layer.name: layer for layer in upload.layers}
+    for name, found in upload.features.items():
+        if name not in by_name:
+            raise UploadError(f"{upload.client}: features of {name!r}: expected none, there is no such layer, got some")
+        groups, _, d = by_name[name].shape(upload.weights)
+        d -= by_name[name].bias is not None
+        if groups > 1 or found.shape != (d,):
+            raise UploadError(
+                f"{upload.client}: features of {name!r} must be of its {groups * d} inputs, got {found.shape}"
+            )
+        moments(upload, found, f" of {name!r}")
+        classes = found.classes.tolist()
+        own = None if upload.moments is None else set(upload.moments.classes.tolist())
+        if len(classes) > len(set(classes)) or (own is not None and set(classes) != own):
+            raise UploadError(
+                f"{upload.client}: features of {name!r} must be one Gaussian for each class that it has, got {classes}"
+            )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from maecho import compression, layers, recursion
 from maecho.directions import LABELS, Labels
 from maecho.errors import UploadError
+from maecho.features import Features
 from maecho.moments import COVARIANCES, ClassScatter, Covariance
 from maecho.privacy import Privacy
 from maecho.private_moments import ALLOWED, gather_privately
@@ -41,9 +42,10 @@ def make_upload(
         batches: (inputs, labels), (inputs, anything) or inputs alone, gone through once. The projector of the paper's
             release is made of means of batches of 64 examples; larger batches are cut into such.
         client: the client's name, unlike the others'.
-        statistics: what to send. By default "gram", "projector", "classes" and "moments", which are gathered going
-            forward only. On demand: "targets" (sums of the last layer's inputs by class, for AFL), "fisher" (one number
-            a weight, as large as the weights) and "gradients" (one matrix a layer), which both need backward passes.
+        statistics: what to send. By default "gram", "projector", "classes", "moments" and "features" (moments of what
+            reaches the first fully connected layer behind others), which are gathered going forward only. On demand:
+            "targets" (sums of the last layer's inputs by class, for AFL), "fisher" (one number a weight, as large as
+            the weights) and "gradients" (one matrix a layer), which both need backward passes.
             With privacy there are "moments" and "classes" alone, which are then the default.
         rank: how far Grams, projectors and covariances are cut down: a number of directions (64), a share of their
             energy (0.999), a size for the whole upload ("5 MB", or "3x" what cannot be cut: weights, counts and class
@@ -55,7 +57,8 @@ def make_upload(
             batches' labels: the empirical Fisher).
         generator: of the random signs of "sampled".
         gaussians: how many a class the "moments" hold, found by k-means: more follow the data closer and are larger.
-        covariance: of the "moments": one for every "class" (every Gaussian), or one "shared" by all, which is smaller.
+        covariance: of "moments" and "features": one for every "class" (every Gaussian), or one "shared" by all, which
+            is smaller.
         privacy: noise on all that is said of the data, the number of examples among it; the weights are not covered.
     """
     if statistics is None:
@@ -89,7 +92,8 @@ def make_upload(
     weights = _weights(model, architecture, client)
     if privacy is None:
         scatter = ClassScatter(gaussians, covariance)
-        gathered = gather(model, architecture, batches, wanted, client, progress, labels, generator, scatter)
+        features = Features(model, architecture, covariance)
+        gathered = gather(model, architecture, batches, wanted, client, progress, labels, generator, scatter, features)
     else:
         gathered = gather_privately(model, architecture, batches, wanted, client, privacy, covariance, progress)
     by_name = {layer.name: layer for layer in architecture.layers.values()}
@@ -111,6 +115,7 @@ def make_upload(
         projectors=gathered.projectors,
         class_counts=gathered.class_counts,
         moments=gathered.moments,
+        features=gathered.features,
         targets=None if targets is None else targets[1],
         fisher=gathered.fisher,
         gradients=gathered.gradients,
@@ -122,6 +127,7 @@ def make_upload(
             f"{recursion.DAMPING:.4g} ({recursion.DAMPING_CONVOLUTION:.4g} for convolutions)",
             "moments": f"count, mean and covariance of the raw inputs, class by class, Gaussians a class: {gaussians}, "
             f"covariance: {covariance}",
+            "features": "the same, one Gaussian a class, of what reaches the layer named",
             "targets": "sum of the inputs of the last layer, class by class",
             "fisher": f"sum over examples of squared gradients of log p(y|x), labels {labels}",
             "gradients": f"sum of g gᵀ over the gradients g of log p(y|x) at the layer's outputs, labels {labels}",

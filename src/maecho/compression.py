@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from maecho.errors import UploadError
+from maecho.moments import Moments
 from maecho.spectra import Spectrum
 from maecho.upload import SPECTRA, Upload
 
@@ -75,12 +76,13 @@ def _at(upload: Upload, dtype: torch.dtype) -> Upload:
         part: {name: spectrum.to(dtype=dtype) for name, spectrum in getattr(upload, part).items()}
         for part in SPECTRA.values()
     }
-    m = upload.moments
-    if m is not None:
+
+    def at(m: Moments) -> Moments:
         rest = None if m.residual is None else m.residual.to(dtype)
-        fields["moments"] = replace(
-            m, means=m.means.to(dtype), covariances=m.covariances.to(dtype=dtype), residual=rest
-        )
+        return replace(m, means=m.means.to(dtype), covariances=m.covariances.to(dtype=dtype), residual=rest)
+
+    fields["moments"] = None if upload.moments is None else at(upload.moments)
+    fields["features"] = {name: at(m) for name, m in upload.features.items()}
     fields["targets"] = None if upload.targets is None else upload.targets.to(dtype)
     fields["fisher"] = {name: tensor.to(dtype) for name, tensor in upload.fisher.items()}
     return replace(upload, **fields)
@@ -92,23 +94,26 @@ def _cut(upload: Upload, rank: Callable[[Spectrum], int], rest: bool = True) -> 
         part: {name: spectrum.cut(rank(spectrum)) for name, spectrum in getattr(upload, part).items()}
         for part in SPECTRA.values()
     }
-    m = upload.moments
-    if m is not None:
-        cut_down = m.cut(rank(m.covariances))
-        fields["moments"] = cut_down if rest else replace(cut_down, residual=m.residual)
+
+    def cut_down(m: Moments) -> Moments:
+        cut = m.cut(rank(m.covariances))
+        return cut if rest else replace(cut, residual=m.residual, in_cosines=m.in_cosines)
+
+    fields["moments"] = None if upload.moments is None else cut_down(upload.moments)
+    fields["features"] = {name: cut_down(m) for name, m in upload.features.items()}
     return replace(upload, **fields)
 
 
 def _ranks_that_fit(upload: Upload, size: Size) -> tuple[dict[int, int], bool]:
     """Ranks by the id of the spectrum, and whether there is room for what is left of class variances.
 
-    Grams, projectors, gradients and covariances get equal parts of the room, for their energies cannot be compared
-    (that of a Gram lies mostly in the mean); what one kind does not need goes to the others. Within a kind the share of
-    energy is one.
+    Grams, projectors, gradients and covariances, of inputs and of features, get equal parts of the room, for their
+    energies cannot be compared (that of a Gram lies mostly in the mean); what one kind does not need goes to the
+    others. Within a kind the share of energy is one.
     """
     kinds = [list(getattr(upload, part).values()) for part in SPECTRA.values()]
-    if upload.moments is not None:
-        kinds.append([upload.moments.covariances])
+    moments = [*([] if upload.moments is None else [upload.moments]), *upload.features.values()]
+    kinds += [[m.covariances] for m in moments]
     kinds = [[s for s in spectra if s.basis is not None and s.rank] for spectra in kinds]
     fixed = sum(t.numel() * t.element_size() for t in upload.tensors().values()) - sum(map(_bytes, kinds))
     room = size.amount * fixed if size.times else size.amount
@@ -117,9 +122,9 @@ def _ranks_that_fit(upload: Upload, size: Size) -> tuple[dict[int, int], bool]:
             f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
         )
     room -= fixed
-    m = upload.moments
-    rest = 0 if m is None or m.residual is not None else m.means[0].numel() * len(m.covariances.values)
-    rest *= 0 if m is None else m.means.element_size()
+    rest = sum(
+        m.means[0].numel() * len(m.covariances.values) * m.means.element_size() for m in moments if m.residual is None
+    )
     with_rest = rest <= room
     room -= rest if with_rest else 0
     ranks: dict[int, int] = {}

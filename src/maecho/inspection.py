@@ -21,6 +21,8 @@ REVEALS = {
     "classes": "How many examples of each class the client has.",
     "moments": "The average raw input of every class and how inputs vary around it. For aligned images the averages "
     "are recognisable pictures. An average of one example is that example.",
+    "features": "The average of what reaches one layer, class by class, and how it varies: what the network makes of "
+    "the inputs. Harder to turn back into inputs than moments of these, not safe from it.",
     "targets": "Sums of what reaches the last layer, class by class: with the counts, the average features of every "
     "class. The sum of one example is that example's features.",
     "fisher": "How much each single weight matters to the model's answers on the data. At the first layer it shows "
@@ -54,6 +56,7 @@ def entries(upload: Upload) -> list[Entry]:
     }
     if upload.moments is not None:
         ranks["moments/covariances"] = upload.moments.covariances
+    ranks |= {f"features/{name}/covariances": m.covariances for name, m in upload.features.items()}
 
     def entry(key: str, tensor: Tensor) -> Entry:
         part, _, name = key.partition("/")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from maecho import cosines
 from maecho.spectra import Spectrum
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class Moments:
     shape: tuple[int, ...]
     """Of one input, before it was flattened to d."""
     residual: Float[Tensor, "g d"] | None = None
-    """What directions that were cut off held of every entry's variance, for each group of the covariances."""
+    """What directions that were cut off held of the variance of every coordinate, for each group of the covariances."""
+    in_cosines: bool = False
+    """The coordinates: entries of an input, or of its cosine transform."""
 
     def __post_init__(self) -> None:
         wrong = self.covariances.malformed()
@@ -69,20 +72,31 @@ class Moments:
             raise ValueError(f"what is left of the variances must be one a mean's entry, got {self.residual.shape}")
 
     def cut(self, rank: int) -> Moments:
-        """The leading directions of the covariances alone; of the others no more than each entry's variance."""
+        """The leading directions of the covariances alone; of the others no more than the variance of each coordinate:
+        those, of entries and cosines, in which what is lost is nearer to a diagonal matrix."""
         s, U = self.covariances.values, self.covariances.basis
         if U is None or rank >= self.covariances.rank:
             return self
-        lost = torch.einsum("gr,gdr->gd", s[:, rank:], U[..., rank:].to(s) ** 2).to(self.means)
-        residual = lost if self.residual is None else self.residual + lost
-        return replace(self, covariances=self.covariances.cut(rank), residual=residual)
+        rows, weights = U[..., rank:].to(s).mT, s[:, rank:]
+        lost = torch.einsum("gr,grd->gd", weights, rows**2)
+        in_cosines = self.in_cosines
+        if len(self.shape) > 1 and (self.residual is None or in_cosines):
+            also = torch.einsum("gr,grd->gd", weights, cosines.forth(rows, self.shape) ** 2)
+            # The matrix being the same, squares on the diagonal are what those off it lack.
+            in_cosines = in_cosines or bool(also.square().sum() > lost.square().sum())
+            lost = also if in_cosines else lost
+        residual = lost.to(self.means) if self.residual is None else self.residual + lost.to(self.means)
+        return replace(self, covariances=self.covariances.cut(rank), residual=residual, in_cosines=in_cosines)
 
     @property
     def variances(self) -> Float[Tensor, "g d"]:
         """Of every entry of an input, in float64."""
         s, U = self.covariances.values.double(), self.covariances.basis
         held = s if U is None else torch.einsum("gr,gdr->gd", s, U.double() ** 2)
-        return held if self.residual is None else held + self.residual.double()
+        if self.residual is None:
+            return held
+        rest = self.residual.double()
+        return held + (cosines.variances(rest, self.shape) if self.in_cosines else rest)
 
     @property
     def bytes(self) -> int:

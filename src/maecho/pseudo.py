@@ -2,8 +2,8 @@
 
     x = μ_k + U_k diag(√s_k) ξ + √r_k ζ,   ξ, ζ ~ N(0, I)
 
-for every class k (or part of one), in proportion to its count; r_k, entry by entry, is the variance of the directions
-that were cut off. Drawn in chunks and drawn again whenever they are asked
+for every class k (or part of one), in proportion to its count; r_k, coordinate by coordinate, is the variance of the
+directions that were cut off. Drawn in chunks and drawn again whenever they are asked
 for, the same each time, so nothing of them is kept.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from maecho import cosines
 from maecho.moments import NO_CLASS, Moments
 
 
@@ -52,24 +53,26 @@ class PseudoInputs:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         m = self.moments
-        device = m.means.device
         rng = torch.Generator().manual_seed(self.seed)  # on the CPU: the same draws on any device
-        shared = len(m.covariances.values) == 1
         for k, count in enumerate(self.counts()):
-            group = 0 if shared else k
             label = int(m.classes[k])
-            assert m.covariances.basis is not None
-            U = m.covariances.basis[group].to(self.dtype)
-            root = (U * m.covariances.values[group].clamp(min=0).sqrt().to(U)).mT
-            mean = m.means[k].to(self.dtype)
             for size in _sizes(count, self.chunk):
-                noise = torch.randn(size, len(root), generator=rng, dtype=self.dtype).to(device)
-                x = mean + noise @ root
-                if m.residual is not None:
-                    rest = torch.randn(size, x.shape[1], generator=rng, dtype=self.dtype).to(device)
-                    x = x + rest * m.residual[group].to(self.dtype).sqrt()
-                x = x.reshape(size, *m.shape)
-                yield x, None if label == NO_CLASS else torch.full((size,), label, device=device)
+                x = draw(m, k, size, rng, self.dtype)
+                yield x, None if label == NO_CLASS else torch.full((size,), label, device=x.device)
+
+
+def draw(m: Moments, k: int, size: int, rng: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """So many inputs from one Gaussian, on the device of the moments."""
+    group = 0 if len(m.covariances.values) == 1 else k
+    assert m.covariances.basis is not None
+    U = m.covariances.basis[group].to(dtype)
+    root = (U * m.covariances.values[group].clamp(min=0).sqrt().to(U)).mT
+    x = m.means[k].to(dtype) + torch.randn(size, len(root), generator=rng, dtype=dtype).to(U.device) @ root
+    if m.residual is not None:
+        rest = torch.randn(size, x.shape[1], generator=rng, dtype=dtype).to(U.device)
+        rest *= m.residual[group].to(dtype).sqrt()
+        x = x + (cosines.back(rest, m.shape) if m.in_cosines else rest)
+    return x.reshape(size, *m.shape)
 
 
 def _sizes(count: int, chunk: int) -> list[int]:

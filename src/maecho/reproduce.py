@@ -26,7 +26,7 @@ from torch import nn
 
 from maecho import data, files, networks, partition, spaces
 from maecho._version import __version__
-from maecho.aggregation import aggregate, choose
+from maecho.aggregation import aggregate, choose, gathered_for
 from maecho.aggregation.relay import relay
 from maecho.client import make_upload
 from maecho.errors import UploadError
@@ -139,7 +139,7 @@ def run_cell(
     needs = {"classes"}
     for options in columns.values():
         if options["method"] not in NOT_METHODS and "upload" not in options:
-            needs |= choose(**plain(options))[1].needs
+            needs |= gathered_for(choose(**plain(options))[1])
     clients: list[Client] = []
     for i, (model, part) in enumerate(zip(models, parts, strict=True)):
         x, y = _take(dataset, part)
@@ -152,7 +152,7 @@ def run_cell(
     for column, options in columns.items():
         given, size = uploads, {}
         if "upload" in options:
-            given = _uploads(clients, choose(**plain(options))[1].needs, device, options["upload"])
+            given = _uploads(clients, gathered_for(choose(**plain(options))[1]), device, options["upload"])
             size = {"statistics_share": _share(given)}
         began_column = time.perf_counter()
         made = _apply(experiment, options, clients, given, device)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from maecho import layers, recursion
 from maecho.directions import Labels
 from maecho.errors import UploadError
+from maecho.features import Features
 from maecho.forward import check_labels, forward
 from maecho.gradients import Gradients
 from maecho.moments import ClassScatter, Moments
@@ -24,7 +25,7 @@ from maecho.recursion import MeanRecursion
 from maecho.spectra import Spectrum
 from maecho.targets import Targets
 
-DEFAULT_STATISTICS = ("gram", "projector", "classes", "moments")
+DEFAULT_STATISTICS = ("gram", "projector", "classes", "moments", "features")
 """What is gathered unless asked otherwise."""
 OF_GRADIENTS = ("fisher", "gradients")
 """Those that need backward passes."""
@@ -45,6 +46,8 @@ class Gathered:
     projectors: dict[str, Spectrum]
     class_counts: Tensor | None
     moments: Moments | None
+    features: dict[str, Moments]
+    """By the layer that they reach."""
     targets: tuple[str, Tensor] | None
     """Of the last layer, by its name."""
     fisher: dict[str, Tensor]
@@ -65,6 +68,7 @@ def gather(
     labels: Labels = "expected",
     generator: torch.Generator | None = None,
     scatter: ClassScatter | None = None,
+    features: Features | None = None,
 ) -> Gathered:
     """One pass over a client's data."""
     wanted = set(statistics)
@@ -75,18 +79,20 @@ def gather(
     order: dict[str, None] = {}
     examples, labelled, outputs = 0, True, None
     class_counts: Tensor | None = None
-    scatter = scatter or ClassScatter()
+    scatter, features = scatter or ClassScatter(), features or Features(model, architecture)
     notes: dict[str, str] = {}
 
     def watch(name: str) -> Callable[..., None]:
         layer = architecture.layers[name]
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if backward.busy:
+            if backward.busy or features.busy:
                 return
             order.setdefault(layer.name)
             x = args[0] if args else kwargs["input"]
             inputs[layer.name].add(module, layer, x)
+            if "features" in wanted:
+                features.see(layer.name, x)
             if "targets" in wanted and layer.name == next(reversed(order)):
                 targets.see(module, layer, x)
 
@@ -107,6 +113,8 @@ def gather(
                     notes["moments"] = "the inputs are not all of one shape, so they have no mean"
                 else:
                     scatter.add(step.inputs.detach(), step.labels)
+            if "features" in wanted:
+                features.add(step)
             if "targets" in wanted:
                 targets.add(step, client)
             if graph:
@@ -116,6 +124,8 @@ def gather(
     if "classes" in wanted and (class_counts is None or not labelled):
         class_counts = None
         notes["classes"] = "the batches carry no whole-number label for every example"
+    if "features" in wanted and features.reason:
+        notes["features"] = features.reason
     if "targets" in wanted and targets.reason:
         notes["targets"] = targets.reason
     if backward.reason:
@@ -142,6 +152,7 @@ def gather(
         projectors=spectra(_Inputs.projector) if "projector" in wanted else {},
         class_counts=class_counts,
         moments=scatter.moments() if "moments" in wanted and "moments" not in notes else None,
+        features=features.moments() if "features" in wanted else {},
         targets=targets.sums() if "targets" in wanted and not targets.reason else None,
         fisher=backward.fisher() if "fisher" in wanted and not backward.reason else {},
         gradients=backward.grams() if "gradients" in wanted and not backward.reason else {},

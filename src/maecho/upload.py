@@ -4,7 +4,7 @@ An Upload is checked when it is made, whoever makes it, so that nothing after th
 finite or its shapes fit. On disk it is one safetensors file with flat keys:
 
     weights/<name>   gram/<layer>/values|basis   projector/<layer>/values|basis   classes   moments/<part>
-    targets   fisher/<weight>   gradients/<layer>/values|basis
+    features/<layer>/<part>   targets   fisher/<weight>   gradients/<layer>/values|basis
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class Upload:
     projectors: Mapping[str, Spectrum] = field(default_factory=dict)
     class_counts: Tensor | None = None
     moments: Moments | None = None
+    """Of the raw inputs."""
+    features: Mapping[str, Moments] = field(default_factory=dict)
+    """Of what reaches a layer that all examples pass through, by its name."""
     targets: Tensor | None = None
     """Sums of the head's inputs by class [classes, inputs]."""
     fisher: Mapping[str, Tensor] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Upload:
     """How each statistic was made, and what else is worth knowing."""
 
     def __post_init__(self) -> None:
-        for name in ("weights", "aliases", "grams", "projectors", "fisher", "gradients", "recipe"):
+        for name in ("weights", "aliases", "grams", "projectors", "features", "fisher", "gradients", "recipe"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         checks.weights(self)
         for kind, part in SPECTRA.items():
@@ -74,6 +77,7 @@ class Upload:
         checks.fisher(self)
         if self.moments is not None:
             checks.moments(self, self.moments)
+        checks.features(self)
         if self.spaces is not None:
             checks.spaces(self, self.spaces)
 
@@ -85,6 +89,7 @@ class Upload:
             "projector": bool(self.projectors) or not self.layers,
             "classes": self.class_counts is not None,
             "moments": self.moments is not None,
+            "features": bool(self.features),
             "targets": self.targets is not None,
             "fisher": bool(self.fisher),
             "gradients": bool(self.gradients) or not self.layers,
@@ -112,7 +117,7 @@ class Upload:
         """The same upload with every tensor on this device. Checked at birth, its values are not looked at again."""
         found = devices.find(device)
         moved = copy.copy(self)
-        for part in ("weights", "fisher", *SPECTRA.values()):
+        for part in ("weights", "features", "fisher", *SPECTRA.values()):
             tensors = {name: _moved(one, found) for name, one in getattr(self, part).items()}
             object.__setattr__(moved, part, MappingProxyType(tensors))
         for part in ("class_counts", "moments", "targets"):
@@ -145,11 +150,9 @@ class Upload:
         if self.class_counts is not None:
             out["classes"] = self.class_counts
         if self.moments is not None:
-            m = self.moments
-            out |= {"moments/classes": m.classes, "moments/counts": m.counts, "moments/means": m.means}
-            out |= _spectrum_tensors("moments/covariances", m.covariances)
-            if m.residual is not None:
-                out["moments/residual"] = m.residual
+            out |= _moments_tensors("moments", self.moments)
+        for name, moments in self.features.items():
+            out |= _moments_tensors(f"features/{name}", moments)
         if self.targets is not None:
             out["targets"] = self.targets
         return out | {f"fisher/{name}": tensor for name, tensor in self.fisher.items()}
@@ -172,7 +175,8 @@ class Upload:
                 aliases=about["aliases"],
                 spaces=_read_spaces(about["spaces"]),
                 class_counts=tensors.get("classes"),
-                moments=_read_moments(tensors, about["input_shape"]),
+                moments=_read_moments("moments", tensors, about["input_shape"]),
+                features=_read_features(tensors),
                 targets=tensors.get("targets"),
                 fisher=_read_named("fisher", tensors),
                 **{part: _read_spectra(kind, tensors) for kind, part in SPECTRA.items()},
@@ -271,14 +275,34 @@ def _read_spectra(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Spectru
     return {n: Spectrum(tensors[f"{kind}/{n}/values"], tensors.get(f"{kind}/{n}/basis")) for n in names}
 
 
-def _read_moments(tensors: Mapping[str, Tensor], shape: list[int] | None) -> Moments | None:
-    if "moments/means" not in tensors or shape is None:
+_RESIDUAL = ("residual", "residual_of_cosines")
+
+
+def _moments_tensors(key: str, m: Moments) -> dict[str, Tensor]:
+    parts = {f"{key}/classes": m.classes, f"{key}/counts": m.counts, f"{key}/means": m.means}
+    parts |= _spectrum_tensors(f"{key}/covariances", m.covariances)
+    return parts if m.residual is None else {**parts, f"{key}/{_RESIDUAL[m.in_cosines]}": m.residual}
+
+
+def _read_moments(key: str, tensors: Mapping[str, Tensor], shape: list[int] | None) -> Moments | None:
+    if f"{key}/means" not in tensors or shape is None:
         return None
     return Moments(
-        classes=tensors["moments/classes"],
-        counts=tensors["moments/counts"],
-        means=tensors["moments/means"],
-        covariances=_read_spectra("moments", tensors)["covariances"],
-        residual=tensors.get("moments/residual"),
+        classes=tensors[f"{key}/classes"],
+        counts=tensors[f"{key}/counts"],
+        means=tensors[f"{key}/means"],
+        covariances=_read_spectra(key, tensors)["covariances"],
+        residual=next((tensors[f"{key}/{name}"] for name in _RESIDUAL if f"{key}/{name}" in tensors), None),
+        in_cosines=f"{key}/{_RESIDUAL[True]}" in tensors,
         shape=tuple(shape),
     )
+
+
+def _read_features(tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
+    found = {}
+    for name in _read_spectra("features", tensors):
+        layer = name.removesuffix("/covariances")
+        moments = _read_moments(f"features/{layer}", tensors, list(tensors[f"features/{layer}/means"].shape[1:]))
+        assert moments is not None
+        found[layer] = moments
+    return found

@@ -92,6 +92,11 @@ def choose(
     return name, dataclasses.replace(found, **options)
 
 
+def gathered_for(method: Method) -> frozenset[str]:
+    """The statistics that a method needs, and those that it makes something of where they are there."""
+    return method.needs | getattr(method, "uses", frozenset())
+
+
 def aggregate(
     uploads: Iterable[Source],
     method: str | Method = "ma-echo",
@@ -117,7 +122,8 @@ def aggregate(
     """
     name, chosen = choose(method, model=model, device=device, **options)
     # A method with a device of its own moves what it needs there: models, not statistics.
-    cohort = Cohort(uploads, chosen.needs, name, None if hasattr(chosen, "device") else device)
+    uses = gathered_for(chosen) - chosen.needs
+    cohort = Cohort(uploads, chosen.needs, name, None if hasattr(chosen, "device") else device, uses)
     began = time.perf_counter()
     merged = chosen(cohort)
     lost = [key for key, tensor in merged.items() if tensor.is_floating_point() and not tensor.isfinite().all()]

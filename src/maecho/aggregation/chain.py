@@ -29,12 +29,13 @@ from maecho.upload import Upload
 @dataclass(frozen=True)
 class EchoChain:
     """Args:
-    ridge: ε, as a share of Σ ‖h‖².
+    ridge: how strongly the fit is held to the average; see Regression.
     head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda".
     pull: how far fully connected layers are fitted to the class means of z instead of z, in [0, 1]; see Regression.
     draws: how many inputs are drawn in all, shared out by examples.
     chunk: how many are held at a time.
     seed: of the draws.
+    features: whether inputs are put right by what uploads say of features, where they say something; see Correction.
     model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
     """
 
@@ -44,20 +45,26 @@ class EchoChain:
     draws: int = Drawing.draws
     chunk: int = Drawing.chunk
     seed: int = Drawing.seed
+    features: bool = Drawing.features
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._parts()
 
     def _parts(self) -> tuple[Regression, Drawing]:
-        return Regression(self.ridge, self.head, self.pull), Drawing(self.draws, self.chunk, self.seed)
+        return Regression(self.ridge, self.head, self.pull), Drawing(self.draws, self.chunk, self.seed, self.features)
 
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"moments"})
 
+    @property
+    def uses(self) -> frozenset[str]:
+        """What it makes something of where it is there."""
+        return frozenset({"features"} if self.features else ())
+
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        cohort = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "echo-chain")
+        cohort = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "echo-chain", uses=self.uses)
         first = cohort[0]
         network = copied(skeleton(self.model, first, "echo-chain", "runs it"))
         device = next(iter(first.weights.values())).device

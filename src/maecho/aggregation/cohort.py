@@ -20,7 +20,8 @@ Source = Upload | str | Path
 
 
 class Cohort(Sequence[Upload]):
-    """At least one upload, no client twice, one architecture, every statistic that is needed."""
+    """At least one upload, no client twice, one architecture, every statistic that is needed; of others, those that are
+    of use are read too, where they are there."""
 
     def __init__(
         self,
@@ -28,11 +29,12 @@ class Cohort(Sequence[Upload]):
         needs: Iterable[str] = (),
         method: str = "this method",
         device: devices.Device | None = None,
+        uses: Iterable[str] = (),
     ):
         if isinstance(sources, Upload | str | Path):
             sources = [sources]
         self._sources = list(sources)
-        self._needs = frozenset(needs)
+        self._needs, self._uses = frozenset(needs), frozenset(uses)
         self.device = None if device is None else devices.find(device)
         """Where uploads are read to. None: each stays where it is."""
         if not self._sources:
@@ -93,7 +95,7 @@ class Cohort(Sequence[Upload]):
         return map(self._read, self._sources)
 
     def _read(self, source: Source) -> Upload:
-        upload = source if isinstance(source, Upload) else Upload.load(source, self._needs)
+        upload = source if isinstance(source, Upload) else Upload.load(source, self._needs | self._uses)
         return upload if self.device is None else upload.to(self.device)
 
 

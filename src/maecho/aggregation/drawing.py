@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from maecho.aggregation.cohort import Cohort, Source
+from maecho.aggregation.correction import Correction
 from maecho.aggregation.options import number
+from maecho.messages import Message
 from maecho.pseudo import PseudoInputs, seed_for
 from maecho.respondent import RelayClient
-from maecho.units import Plan
+from maecho.units import Plan, Unit
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,13 @@ class Drawing:
         draws: in all, shared out by examples.
         chunk: held at a time.
         seed: of the draws.
+        features: whether they are put right by what uploads say of features, where they say something.
     """
 
     draws: int = 20_000
     chunk: int = 1000
     seed: int = 0
+    features: bool = True
 
     def __post_init__(self) -> None:
         number("draws", self.draws, "a whole number, at least 1", 1, whole=True)
@@ -36,12 +40,35 @@ class Drawing:
         number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
 
 
+class Player(RelayClient):
+    """A client that is not there: its model, and inputs that look like its own."""
+
+    def __init__(
+        self, model: nn.Module, inputs: PseudoInputs, client: str, plan: Plan | None, correction: Correction | None
+    ):
+        super().__init__(model, inputs if correction is None else correction, client, plan=plan, progress=False)
+        self._correction = correction
+
+    def _sums(self, units: Sequence[Unit], head: str | None) -> Message:
+        if self._correction is None or not self._behind(self._correction.layer, units):
+            return super()._sums(units, head)
+        with self._correction.applied(self._own, self._merged):
+            return super()._sums(units, head)
+
+    def _behind(self, layer: str, units: Sequence[Unit]) -> bool:
+        """Whether what is asked for is at the layer or after it."""
+        depths = {module: k for k, stage in enumerate(self.plan.stages) for unit in stage for module in unit.modules}
+        return all(depths[unit.modules[0]] >= depths[layer] for unit in units)
+
+
 class Players:
     """One respondent for every upload, made when its turn comes; the same each time."""
 
-    def __init__(self, model: nn.Module, uploads: Iterable[Source], drawing: Drawing):
-        self._cohort = uploads if isinstance(uploads, Cohort) else Cohort(uploads, {"moments"}, "echo-chain")
-        self._model, self._drawing = copy.deepcopy(model), drawing
+    def __init__(self, model: nn.Module, uploads: Iterable[Source], drawing: Drawing, ridge: float):
+        if not isinstance(uploads, Cohort):
+            uploads = Cohort(uploads, {"moments"}, "echo-chain", uses={"features"} if drawing.features else ())
+        self._cohort = uploads
+        self._model, self._drawing, self._ridge = copy.deepcopy(model), drawing, ridge
         self._plan: Plan | None = None
 
     def __iter__(self) -> Iterator[RelayClient]:
@@ -57,6 +84,11 @@ class Players:
                 seed_for(self._drawing.seed, upload.client),
                 like.dtype,
             )
-            client = RelayClient(self._model, inputs, upload.client, plan=self._plan, progress=False)
+            found = next(iter(upload.features.items()), None) if self._drawing.features else None
+            correction = None
+            if found is not None:
+                own = seed_for(self._drawing.seed, f"features of {upload.client}")
+                correction = Correction(inputs, *found, own, self._ridge)
+            client = Player(self._model, inputs, upload.client, self._plan, correction)
             self._plan = client.plan
             yield client

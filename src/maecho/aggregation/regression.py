@@ -32,7 +32,8 @@ HEADS = ("regression", "ridge", "lda")
 @dataclass(frozen=True)
 class Regression:
     """Args:
-    ridge: ε, as a share of Σ ‖h‖², the trace of Σ h hᵀ: wide layers, which have more to overfit, are held more.
+    ridge: ε, as a share of Σ ‖h‖², the trace of Σ h hᵀ, for as many examples as inputs; of more examples less, in
+        proportion, so that wide layers, which have more to overfit, are held more.
     head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda" (linear
         discriminant analysis: a Gaussian a class, one covariance).
     pull: how far fully connected layers between the first and the last are fitted to the mean of z over the example's
@@ -44,7 +45,7 @@ class Regression:
     benchmarks/echo_settings.py.
     """
 
-    ridge: float = 1e-5
+    ridge: float = 5e-4
     head: Head = "ridge"
     pull: float = 0.5
 
@@ -59,11 +60,16 @@ class Regression:
         return replace(self, head="regression", pull=0.0)
 
     def matrix(
-        self, unit: Unit, totals: Mapping[str, Tensor], prior: Float[Tensor, "g o d"], is_head: bool = False
+        self,
+        unit: Unit,
+        totals: Mapping[str, Tensor],
+        prior: Float[Tensor, "g o d"],
+        examples: float,
+        is_head: bool = False,
     ) -> Float[Tensor, "g o d"]:
         """The unit's [W b] from its totals, by class too where examples have labels."""
         gram, cross = totals["gram"], totals["cross"]
-        ridge = self.ridge * gram.shape[-1] * mean_eigenvalue(gram) + totals.get("floor", 0.0)
+        ridge = strength(self.ridge, gram, examples) + totals.get("floor", 0.0)
         if "labels" in totals:
             labels, counts = totals["labels"], totals["counts"]
             if is_head and self.head == "ridge":
@@ -75,6 +81,12 @@ class Regression:
                 cross = (1 - self.pull) * cross + self.pull * (means.mT @ labels)
         gap = cross - times(prior, gram)
         return prior + divide(gap, plus_identity(gram, ridge))
+
+
+def strength(ridge: float, gram: Float[Tensor, "g d d"], examples: float) -> Float[Tensor, "g 1 1"]:
+    """ε: this share of the trace, times inputs over examples."""
+    d = gram.shape[-1]
+    return ridge * d / examples * d * mean_eigenvalue(gram)
 
 
 def repaired(totals: Mapping[str, Tensor], examples: Tensor, bias: bool) -> dict[str, Tensor]:
@@ -158,6 +170,7 @@ def fitted(
     totals: Mapping[str, Tensor],
     prior: Float[Tensor, "g o d"],
     model: nn.Module,
+    examples: float,
     is_head: bool = False,
 ) -> dict[str, Tensor]:
     """The unit's parameters from its totals, as entries of the model's state_dict."""
@@ -170,7 +183,7 @@ def fitted(
     state = model.state_dict()
     module = model.get_submodule(unit.name)
     if not (unit.diagonal and "running_mean" in module.state_dict()):
-        return write(unit, regression.matrix(unit, totals, prior, is_head), totals["gram"], model, state)
+        return write(unit, regression.matrix(unit, totals, prior, examples, is_head), totals["gram"], model, state)
     # A BatchNorm by itself: totals over its inputs x become totals over x̂ = (x − m)/s, by (x̂, 1) = T (x, 1).
     gram = totals["gram"]
     n = gram[:, 1, 1].clamp(min=1)
@@ -182,6 +195,6 @@ def fitted(
     back[:, 0, 0], back[:, 0, 1], back[:, 1, 1] = s, m, 1
     moved = {"gram": T @ gram @ T.mT, "cross": totals["cross"] @ T.mT}
     prefix = f"{unit.name}." if unit.name else ""
-    out = unit.layer.write(regression.matrix(unit, moved, prior @ back), state)
+    out = unit.layer.write(regression.matrix(unit, moved, prior @ back, examples), state)
     out |= {f"{prefix}running_mean": m, f"{prefix}running_var": v}
     return {name: tensor.to(state[name].dtype) for name, tensor in out.items()}

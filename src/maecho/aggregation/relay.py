@@ -77,7 +77,9 @@ class RelayServer:
         self._regression = regression or Regression()
         self._prior = None if prior is None else _loaded(model, prior)
         self._minimum, self._checkpoint = minimum, None if checkpoint is None else Path(checkpoint)
-        self._players = None if uploads is None else Players(model, uploads, drawing or Drawing())
+        self._players = None
+        if uploads is not None:
+            self._players = Players(model, uploads, drawing or Drawing(), self._regression.ridge)
         if self._players is None and rounds != "all":
             raise UploadError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
         self._stages: list[list[Unit]] | None = None  # not known before the first answers
@@ -204,7 +206,9 @@ class RelayServer:
                 sums = repaired(sums, total["examples"].to(device), unit.bias)
             if self._prior is not None:
                 prior = unit.matrix(self._prior).to(prior)
-            new |= fitted(regression, unit, sums, prior, self._merged, unit.name == self._head)
+            new |= fitted(
+                regression, unit, sums, prior, self._merged, float(total["examples"]), unit.name == self._head
+            )
         lost = [name for name, tensor in new.items() if not tensor.isfinite().all()]
         if lost:
             raise UploadError(f"round {self._finished}: the fit must be finite, got NaN or infinity in {lost[0]!r}")
@@ -302,10 +306,9 @@ def relay(
     ]
     uploads = None
     if rounds != "all":
+        statistics = ("moments", "classes") if privacy is not None else ("moments", "classes", "features")
         uploads = [
-            make_upload(
-                own, batches, f"client {i}", ("moments", "classes"), rank=None, progress=progress, privacy=privacy
-            )
+            make_upload(own, batches, f"client {i}", statistics, rank=None, progress=progress, privacy=privacy)
             for i, (own, batches) in enumerate(pairs)
         ]
     server = RelayServer(model, rounds=rounds, uploads=uploads, regression=regression, drawing=drawing, prior=prior)

@@ -1,0 +1,106 @@
+"""Pseudo inputs put right where they pass a layer of which the client has told moments.
+
+Inputs drawn from a Gaussian are no pictures, and what a network makes of them is not what it makes of pictures: f, the
+client's features of a drawn input, have neither the mean nor the spread of its real ones. So they are exchanged for f'
+drawn from what the client says of them, and the merged network's features of the same input follow:
+
+    h' = h + M (f' − f),   M = D + (Σ h fᵀ − D Σ f fᵀ)(Σ f fᵀ + εI)⁻¹
+
+over drawn inputs, centred; D, one number a feature, is what M is where the two networks agree neuron by neuron. What
+the client's features do not tell of the merged network's stays as it was drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from maecho.aggregation.regression import strength
+from maecho.features import changed
+from maecho.forward import call
+from maecho.moments import NO_CLASS, Moments
+from maecho.pseudo import PseudoInputs, draw
+from maecho.spectra import divide, plus_identity
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class _There(BaseException):
+    """The pass has reached the layer."""
+
+
+class Correction:
+    """Drawn inputs of one client, gone through any number of times; inside `applied` their features are put right.
+
+    Args:
+        inputs: drawn from moments of the raw inputs.
+        layer: by whose inputs features are meant.
+        features: their moments.
+        seed: of what is drawn from these.
+        ridge: as of Regression.
+    """
+
+    def __init__(self, inputs: PseudoInputs, layer: str, features: Moments, seed: int, ridge: float):
+        self.layer = layer
+        self._inputs, self._features, self._seed, self._ridge = inputs, features, seed, ridge
+        self._groups = {label: k for k, label in enumerate(features.classes.tolist())}
+        self._rng = torch.Generator()
+        self._label = NO_CLASS
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        self._rng.manual_seed(self._seed)
+        for x, labels in self._inputs:
+            self._label = NO_CLASS if labels is None else int(labels[0])  # a chunk is of one class
+            yield x, labels
+
+    @contextlib.contextmanager
+    def applied(self, own: nn.Module, merged: nn.Module) -> Iterator[None]:
+        """Inside, every drawn input that runs through a client's network and then through the merged one."""
+        follow = self.map(own, merged).to(self._inputs.dtype).mT
+        moved = torch.zeros(0)
+
+        def redraw(f: Tensor) -> Tensor:
+            nonlocal moved
+            drawn = draw(self._features, self._groups[self._label], len(f), self._rng, f.dtype).to(f.device)
+            moved = drawn - f
+            return drawn
+
+        with changed(own, self.layer, redraw), changed(merged, self.layer, lambda h: h + moved @ follow):
+            yield
+
+    @torch.no_grad()
+    def map(self, own: nn.Module, merged: nn.Module) -> Float[Tensor, "d d"]:
+        """M."""
+        n, sums, gram, cross = 0, [torch.zeros(0)] * 2, torch.zeros(0), torch.zeros(0)
+        for x, _ in self._inputs:
+            f, h = (self._reaching(network, x).double() for network in (own, merged))
+            if not n:
+                sums, (gram, cross) = [f.new_zeros(f.shape[1]) for _ in "fh"], f.new_zeros(2, f.shape[1], f.shape[1])
+            n += len(f)
+            sums = [sums[0] + f.sum(0), sums[1] + h.sum(0)]
+            gram += f.mT @ f
+            cross += h.mT @ f
+        gram -= torch.outer(sums[0], sums[0]) / n
+        cross -= torch.outer(sums[1], sums[0]) / n
+        varies = gram.diagonal() > 0
+        same = torch.where(varies, cross.diagonal() / gram.diagonal().where(varies, torch.ones_like(sums[0])), 1.0)
+        total = gram.unsqueeze(0)
+        gap = (cross - same[:, None] * gram).unsqueeze(0)
+        return same.diag() + divide(gap, plus_identity(total, strength(self._ridge, total, n)))[0]
+
+    def _reaching(self, network: nn.Module, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+
+        def take(features: Tensor) -> None:
+            found.append(features)
+            raise _There
+
+        device = next((p.device for p in network.parameters()), torch.device("cpu"))
+        with changed(network, self.layer, take), contextlib.suppress(_There):
+            call(network, x, device)
+        return found[0]
