@@ -18,7 +18,7 @@ def committed(name: str) -> dict[str, list[dict[str, object]]]:
     return json.loads((folder() / "results" / f"{name}.json").read_text())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", ["table-1", "table-4-mlp", "table-4-cnn", "dense", "dense-full"])
+@pytest.mark.parametrize("name", ["table-1", "table-4-mlp", "table-4-cnn", "echo-cifar", "dense", "dense-full"])
 def test_the_readme_shows_the_committed_results(name: str) -> None:
     experiment = Experiment.load(name)
     table = markdown(experiment, summarise(experiment, committed(name)))
@@ -76,3 +76,14 @@ def test_the_first_cell_comes_out_again(tmp_path: Path, monkeypatch: pytest.Monk
     for column in ("local", "ma-echo", "regmean"):
         # Other processors round otherwise, and training amplifies it.
         assert run["columns"][column]["accuracy"] == pytest.approx(old["columns"][column]["accuracy"], abs=2), column  # type: ignore[index]
+
+
+def test_echo_on_cifar() -> None:
+    """Floors for 2 and for 5 clients; at 5 the ensemble is far below both."""
+    experiment = Experiment.load("echo-cifar")
+    for cell, figures in summarise(experiment, committed("echo-cifar")):
+        chain, relay = (55, 68) if cell["clients"] == 2 else (46, 60)
+        assert figures["echo-chain"].mean >= chain, cell
+        assert figures["echo-relay"].mean >= relay, cell
+        if cell["clients"] == 5:
+            assert figures["echo-chain"].low > figures["ensemble-probabilities"].high, cell

@@ -78,6 +78,14 @@ def test_fingerprint_is_of_the_architecture() -> None:
     assert make_upload(wider, batches(), "a").fingerprint != one.fingerprint
 
 
+def uncut(upload: Upload) -> int:
+    """Bytes of all that has no rank."""
+    assert upload.moments is not None
+    told = (upload.moments, *upload.features.values())
+    bare = replace(upload, grams={}, projectors={}, gradients={}, moments=None, features={})
+    return total(bare) + sum(m.means.numel() * 4 + 2 * 8 * len(m.classes) for m in told)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_rank_by_number(rank: int) -> None:
     upload = make_upload(network(), batches(), "a", rank=rank)
@@ -96,8 +104,7 @@ def test_rank_by_share_of_energy() -> None:
 @pytest.mark.parametrize("times", [1.2, 2.0, 3.5])
 def test_rank_by_size_fits_and_wastes_little(times: float) -> None:
     full = make_upload(network(), batches(), "a", rank=None)
-    fixed = total(replace(full, grams={}, projectors={}, moments=None))
-    fixed += full.moments.means.numel() * 4 + 2 * 8 * len(full.moments.classes)  # type: ignore[union-attr]
+    fixed = uncut(full)
     upload = make_upload(network(), batches(), "a", rank=f"{times}x")
     assert total(upload) <= times * fixed
     if total(upload) < total(full):
@@ -114,8 +121,8 @@ def test_default_is_within_a_few_times_the_weights() -> None:
     data = [(torch.randn(64, 200, generator=draw), torch.randint(0, 10, (64,), generator=draw)) for _ in range(20)]
     upload = make_upload(model, data, "a")
     weights = sum(t.numel() * t.element_size() for t in upload.weights.values())
-    assert upload.has == {"gram", "projector", "classes", "moments"}
-    assert total(upload) <= 4.5 * weights
+    assert upload.has == {"gram", "projector", "classes", "moments", "features"}
+    assert total(upload) <= 4.6 * weights
 
 
 def test_gradients_are_cut_and_fisher_and_targets_are_not() -> None:
@@ -124,8 +131,7 @@ def test_gradients_are_cut_and_fisher_and_targets_are_not() -> None:
     for name, F in full.fisher.items():
         assert torch.equal(one.fisher[name], F)
     assert torch.equal(one.targets, full.targets)  # type: ignore[arg-type]
-    fixed = total(replace(full, grams={}, projectors={}, gradients={}, moments=None))
-    fixed += full.moments.means.numel() * 4 + 2 * 8 * len(full.moments.classes)  # type: ignore[union-attr]
+    fixed = uncut(full)
     upload = make_upload(network(), batches(), "a", STATISTICS, rank="1.5x")
     assert 1.4 * fixed < total(upload) <= 1.5 * fixed
     assert any(0 < s.rank < full.gradients[name].rank for name, s in upload.gradients.items())
