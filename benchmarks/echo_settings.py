@@ -21,7 +21,7 @@ from maecho import aggregate, data, evaluate, make_upload, networks, partition, 
 from maecho.aggregation.regression import Head, Regression
 from maecho.training import LocalTraining
 
-RIDGES = (1e-6, 1e-5, 1e-4, 1e-3)
+RIDGES = (5e-5, 5e-4, 5e-3, 5e-2)
 HEADS: tuple[Head, ...] = ("regression", "ridge", "lda")
 PULLS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """At the default ridge and head."""
@@ -74,7 +74,8 @@ def one(
         LocalTraining()(model, x[index], y[index], torch.Generator().manual_seed(i))
         pairs.append((model, data.batches(x[index], y[index], 1000)))
     uploads = [
-        make_upload(m, b, f"client-{i:02}", ["moments"], rank=None, progress=False) for i, (m, b) in enumerate(pairs)
+        make_upload(m, b, f"client-{i:02}", ["moments", "features"], rank=None, progress=False)
+        for i, (m, b) in enumerate(pairs)
     ]
     skeleton = networks.build(options.network, torch.Generator().manual_seed(0)).to(options.device)
 
