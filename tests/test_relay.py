@@ -51,15 +51,16 @@ def sequences(seed: int = 0, n: int = 24) -> list[tuple[Tensor, Tensor]]:
     return list(zip(t.split(9), (t[:, 0] % 3).split(9), strict=True))
 
 
-def resnet() -> nn.Module:
+def resnet(channels: int = 2, narrow: int = 6, wide: int = 8, classes: int = 5) -> nn.Module:
     def forward(net: Any, x: Tensor) -> Tensor:
         x = net.bn0(net.stem(x)).relu_()
         h = net.bn2(net.two(net.bn1(net.one(x)).relu_()))
         return net.head((h + net.bns(net.short(x))).relu_().mean((2, 3)))
 
     conv, norm = lambda i, o, k, s: nn.Conv2d(i, o, k, s, k // 2, bias=False), nn.BatchNorm2d
-    parts = {"stem": conv(2, 6, 3, 1), "bn0": norm(6), "one": conv(6, 8, 3, 2), "bn1": norm(8), "two": conv(8, 8, 3, 1)}
-    return Net(forward, **parts, bn2=norm(8), short=conv(6, 8, 1, 2), bns=norm(8), head=nn.Linear(8, 5))
+    parts = {"stem": conv(channels, narrow, 3, 1), "bn0": norm(narrow), "one": conv(narrow, wide, 3, 2)}
+    parts |= {"bn1": norm(wide), "two": conv(wide, wide, 3, 1), "bn2": norm(wide), "short": conv(narrow, wide, 1, 2)}
+    return Net(forward, **parts, bns=norm(wide), head=nn.Linear(wide, classes))
 
 
 def pre_activation() -> nn.Module:
@@ -602,15 +603,7 @@ class TestBadClients:
 
 
 def digit_resnet() -> nn.Module:
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = net.bn0(net.stem(x)).relu_()
-        h = net.bn2(net.two(net.bn1(net.one(x)).relu_()))
-        return net.head((h + net.bns(net.short(x))).relu_().mean((2, 3)))
-
-    conv, norm = lambda i, o, k, s: nn.Conv2d(i, o, k, s, k // 2, bias=False), nn.BatchNorm2d
-    parts = {"stem": conv(1, 12, 3, 1), "bn0": norm(12), "one": conv(12, 24, 3, 2), "bn1": norm(24)}
-    parts |= {"two": conv(24, 24, 3, 1), "bn2": norm(24), "short": conv(12, 24, 1, 2), "bns": norm(24)}
-    return Net(forward, **parts, head=nn.Linear(24, 10))
+    return resnet(1, 12, 24, 10)
 
 
 def counting_transformer() -> nn.Module:
