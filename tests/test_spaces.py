@@ -174,3 +174,10 @@ def test_a_grown_state_dict_loads() -> None:
     wide = mlp((12, 11, 8, 5), bias=True)
     x = torch.randn(3, 12, generator=rng())
     torch.testing.assert_close(load(mlp((12, 9, 7, 5), bias=True), wide.state_dict())(x), wide(x))
+
+
+def test_verifying_leaves_every_module_in_its_own_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 2)).train()
+    model[2].eval()
+    verify(model, derive(model), torch.randn(3, 4))
+    assert [module.training for module in model] == [True, True, False, True]

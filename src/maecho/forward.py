@@ -39,7 +39,7 @@ def forward(
     Afterwards, also when the caller breaks off, every module has its own mode again.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with _evaluating(model):
+    with evaluating(model):
         for batch in track(batches, label, show=progress):
             x, y = parts(batch, label)
             size = examples(x)
@@ -95,7 +95,8 @@ def _class_labels(y: Any, size: int) -> Tensor | None:
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, every module is in evaluation mode; afterwards each has its own mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from maecho.errors import UploadError
+from maecho.forward import evaluating
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,9 @@ def verify(model: nn.Module, spaces: Sequence[Space], inputs: Any, tolerance: fl
     """That permuting each space leaves the outputs unchanged; raises UploadError that names the first that does not."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     check(spaces, state)
-    mode, rng = model.training, torch.Generator().manual_seed(0)
-    model.eval()
+    rng = torch.Generator().manual_seed(0)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             before = model(inputs)
             for space in spaces:
                 order = torch.randperm(space.size, generator=rng)
@@ -109,7 +109,6 @@ def verify(model: nn.Module, spaces: Sequence[Space], inputs: Any, tolerance: fl
                     )
     finally:
         model.load_state_dict(state)
-        model.train(mode)
 
 
 @dataclass(eq=False)
