@@ -1,10 +1,11 @@
-"""Inputs that look like a client's, drawn from the Gaussians that it has told of them.
+"""Inputs that look like a client's, drawn by the means and covariances that it has told of them.
 
-    x = μ_k + U_k diag(√s_k) ξ + √r_k ζ,   ξ, ζ ~ N(0, I)
+    x = μ_k + U_k diag(√s_k) ξ + √r_k ζ
 
 for every class k (or part of one), in proportion to its count; r_k, coordinate by coordinate, is the variance of the
-directions that were cut off. Drawn in chunks and drawn again whenever they are asked
-for, the same each time, so nothing of them is kept.
+directions that were cut off. ξ and ζ are white: Gaussian, or for images ξ = Uᵀw and ζ what w has besides, w being white
+noise with edges (see leaves.py). Drawn in chunks and drawn again whenever they are asked for, the same each time, so
+nothing of them is kept.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from maecho import cosines
+from maecho import cosines, leaves
 from maecho.moments import NO_CLASS, Moments
+
+Noise = Literal["leaves", "gaussian"]
+NOISES = ("leaves", "gaussian")
 
 
 def seed_for(seed: int, client: str) -> int:
@@ -36,6 +41,7 @@ class PseudoInputs:
         chunk: how many at a time.
         seed: of the draws.
         dtype: of the inputs.
+        noise: "leaves" gives images edges; other inputs, and all by "gaussian", are Gaussian.
     """
 
     moments: Moments
@@ -43,6 +49,7 @@ class PseudoInputs:
     chunk: int = 1000
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    noise: Noise = "gaussian"
 
     def counts(self) -> list[int]:
         """How many from each Gaussian: in proportion to its examples, so that sums over draws stand for sums over
@@ -57,22 +64,39 @@ class PseudoInputs:
         for k, count in enumerate(self.counts()):
             label = int(m.classes[k])
             for size in _sizes(count, self.chunk):
-                x = draw(m, k, size, rng, self.dtype)
+                x = draw(m, k, size, rng, self.dtype, self.noise)
                 yield x, None if label == NO_CLASS else torch.full((size,), label, device=x.device)
 
 
-def draw(m: Moments, k: int, size: int, rng: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """So many inputs from one Gaussian, on the device of the moments."""
+def draw(m: Moments, k: int, size: int, rng: torch.Generator, dtype: torch.dtype, noise: Noise = "gaussian") -> Tensor:
+    """So many inputs with the mean and covariance of one class, on the device of the moments."""
     group = 0 if len(m.covariances.values) == 1 else k
     assert m.covariances.basis is not None
     U = m.covariances.basis[group].to(dtype)
     root = (U * m.covariances.values[group].clamp(min=0).sqrt().to(U)).mT
-    x = m.means[k].to(dtype) + torch.randn(size, len(root), generator=rng, dtype=dtype).to(U.device) @ root
+    rest = torch.zeros(0)
+    if noise == "leaves" and leaves.is_image(m.shape):
+        w = leaves.draw(m.shape, size, rng, U.device).to(dtype)
+        along = w @ U
+        if m.residual is not None:
+            rest = _outside(w - along @ U.mT, U, m)
+    else:
+        along = torch.randn(size, len(root), generator=rng, dtype=dtype).to(U.device)
+        if m.residual is not None:
+            rest = torch.randn(size, U.shape[0], generator=rng, dtype=dtype).to(U.device)
+    x = m.means[k].to(dtype) + along @ root
     if m.residual is not None:
-        rest = torch.randn(size, x.shape[1], generator=rng, dtype=dtype).to(U.device)
-        rest *= m.residual[group].to(dtype).sqrt()
+        rest = rest * m.residual[group].to(dtype).sqrt()
         x = x + (cosines.back(rest, m.shape) if m.in_cosines else rest)
     return x.reshape(size, *m.shape)
+
+
+def _outside(w: Tensor, U: Tensor, m: Moments) -> Tensor:
+    """White noise off the directions U, in the coordinates of the residual, each back at variance 1."""
+    rows = U.mT
+    if m.in_cosines:
+        w, rows = cosines.forth(w, m.shape), cosines.forth(rows, m.shape)
+    return w * (1 - rows.square().sum(0)).clamp(min=1e-6).rsqrt()
 
 
 def _sizes(count: int, chunk: int) -> list[int]:

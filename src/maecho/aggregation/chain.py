@@ -23,6 +23,7 @@ from maecho.aggregation.relay import RelayServer
 from maecho.aggregation.result import Merged
 from maecho.aggregation.skeleton import skeleton
 from maecho.attention import copied
+from maecho.pseudo import Noise
 from maecho.upload import Upload
 
 
@@ -36,6 +37,7 @@ class EchoChain:
     chunk: how many are held at a time.
     seed: of the draws.
     features: whether inputs are put right by what uploads say of features, where they say something; see Correction.
+    noise: what inputs are made of: "leaves" gives images edges, "gaussian" none; see leaves.py.
     model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
     """
 
@@ -46,13 +48,15 @@ class EchoChain:
     chunk: int = Drawing.chunk
     seed: int = Drawing.seed
     features: bool = Drawing.features
+    noise: Noise = Drawing.noise
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._parts()
 
     def _parts(self) -> tuple[Regression, Drawing]:
-        return Regression(self.ridge, self.head, self.pull), Drawing(self.draws, self.chunk, self.seed, self.features)
+        drawing = Drawing(self.draws, self.chunk, self.seed, self.features, self.noise)
+        return Regression(self.ridge, self.head, self.pull), drawing
 
     @property
     def needs(self) -> frozenset[str]:

@@ -7,13 +7,15 @@ drawn from what the client says of them, and the merged network's features of th
     h' = h + M (f' − f),   M = D + (Σ h fᵀ − D Σ f fᵀ)(Σ f fᵀ + εI)⁻¹
 
 over drawn inputs, centred; D, one number a feature, is what M is where the two networks agree neuron by neuron. What
-the client's features do not tell of the merged network's stays as it was drawn.
+the client's features do not tell of the merged network's stays as it was drawn. M is as wide as the layer, so it wants
+more draws than the layers themselves, and then little ridge.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
+MAP_DRAWS = 4
+"""Inputs drawn for M, in those drawn for the layers."""
+MAP_RIDGE = 0.1
+"""The ridge of M, in that of the layers."""
+
+
 class _There(BaseException):
     """The pass has reached the layer."""
 
@@ -43,10 +51,19 @@ class Correction:
         features: their moments.
         seed: of what is drawn from these.
         ridge: as of Regression.
+        follow: M, where it is known already.
     """
 
-    def __init__(self, inputs: PseudoInputs, layer: str, features: Moments, seed: int, ridge: float):
-        self.layer = layer
+    def __init__(
+        self,
+        inputs: PseudoInputs,
+        layer: str,
+        features: Moments,
+        seed: int,
+        ridge: float,
+        follow: Float[Tensor, "d d"] | None = None,
+    ):
+        self.layer, self.follow = layer, follow
         self._inputs, self._features, self._seed, self._ridge = inputs, features, seed, ridge
         self._groups = {label: k for k, label in enumerate(features.classes.tolist())}
         self._rng = torch.Generator()
@@ -61,7 +78,9 @@ class Correction:
     @contextlib.contextmanager
     def applied(self, own: nn.Module, merged: nn.Module) -> Iterator[None]:
         """Inside, every drawn input that runs through a client's network and then through the merged one."""
-        follow = self.map(own, merged).to(self._inputs.dtype).mT
+        if self.follow is None:
+            self.follow = self.map(own, merged).to(self._inputs.dtype)
+        follow = self.follow.mT
         moved = torch.zeros(0)
 
         def redraw(f: Tensor) -> Tensor:
@@ -75,9 +94,9 @@ class Correction:
 
     @torch.no_grad()
     def map(self, own: nn.Module, merged: nn.Module) -> Float[Tensor, "d d"]:
-        """M."""
+        """M. What comes before the layer must be settled."""
         n, sums, gram, cross = 0, [torch.zeros(0)] * 2, torch.zeros(0), torch.zeros(0)
-        for x, _ in self._inputs:
+        for x, _ in replace(self._inputs, draws=MAP_DRAWS * self._inputs.draws):
             f, h = (self._reaching(network, x).double() for network in (own, merged))
             if not n:
                 sums, (gram, cross) = [f.new_zeros(f.shape[1]) for _ in "fh"], f.new_zeros(2, f.shape[1], f.shape[1])
@@ -91,7 +110,7 @@ class Correction:
         same = torch.where(varies, cross.diagonal() / gram.diagonal().where(varies, torch.ones_like(sums[0])), 1.0)
         total = gram.unsqueeze(0)
         gap = (cross - same[:, None] * gram).unsqueeze(0)
-        return same.diag() + divide(gap, plus_identity(total, strength(self._ridge, total, n)))[0]
+        return same.diag() + divide(gap, plus_identity(total, strength(MAP_RIDGE * self._ridge, total, n)))[0]
 
     def _reaching(self, network: nn.Module, x: Tensor) -> Tensor:
         found: list[Tensor] = []

@@ -7,15 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from maecho.aggregation.cohort import Cohort, Source
 from maecho.aggregation.correction import Correction
-from maecho.aggregation.options import number
+from maecho.aggregation.options import number, one_of
 from maecho.messages import Message
-from maecho.pseudo import PseudoInputs, seed_for
+from maecho.pseudo import NOISES, Noise, PseudoInputs, seed_for
 from maecho.respondent import RelayClient
 from maecho.units import Plan, Unit
+
+KEPT = 2**30
+"""Bytes up to which all clients' M (see Correction) are kept from stage to stage; beyond, each is made anew."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +30,20 @@ class Drawing:
         chunk: held at a time.
         seed: of the draws.
         features: whether they are put right by what uploads say of features, where they say something.
+        noise: what they are made of: "leaves" gives images edges, "gaussian" none; see leaves.py.
     """
 
     draws: int = 20_000
     chunk: int = 1000
     seed: int = 0
     features: bool = True
+    noise: Noise = "leaves"
 
     def __post_init__(self) -> None:
         number("draws", self.draws, "a whole number, at least 1", 1, whole=True)
         number("chunk", self.chunk, "a whole number, at least 1", 1, whole=True)
         number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
+        one_of("noise", self.noise, NOISES)
 
 
 class Player(RelayClient):
@@ -70,6 +76,7 @@ class Players:
         self._cohort = uploads
         self._model, self._drawing, self._ridge = copy.deepcopy(model), drawing, ridge
         self._plan: Plan | None = None
+        self._follow: dict[str, Tensor] = {}
 
     def __iter__(self) -> Iterator[RelayClient]:
         like = next((p for p in self._model.parameters()), torch.zeros(()))
@@ -83,12 +90,16 @@ class Players:
                 self._drawing.chunk,
                 seed_for(self._drawing.seed, upload.client),
                 like.dtype,
+                self._drawing.noise,
             )
             found = next(iter(upload.features.items()), None) if self._drawing.features else None
             correction = None
             if found is not None:
                 own = seed_for(self._drawing.seed, f"features of {upload.client}")
-                correction = Correction(inputs, *found, own, self._ridge)
+                correction = Correction(inputs, *found, own, self._ridge, self._follow.get(upload.client))
             client = Player(self._model, inputs, upload.client, self._plan, correction)
             self._plan = client.plan
             yield client
+            follow = None if correction is None else correction.follow
+            if follow is not None and follow.nbytes * len(self._cohort) <= KEPT:
+                self._follow[upload.client] = follow
