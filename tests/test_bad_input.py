@@ -57,10 +57,13 @@ UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "counts of two classes": (lambda: changed(class_counts=torch.tensor([20, 10])), ("ann", "3", "got 2")),
     "NaN class mean": (lambda: with_moments(means=spoilt), ("ann", "class means", "finite", "NaN")),
     "negative covariance": (
-        lambda: with_moments(covariances=lambda c: c.map(lambda s: s - 9)),
+        lambda: with_moments(covariances=lambda cs: tuple(c.map(lambda s: s - 9) for c in cs)),
         ("ann", "covariances", "positive semidefinite", "got the eigenvalue -"),
     ),
-    "NaN covariance": (lambda: with_moments(covariances=lambda c: c.map(spoilt)), ("ann", "covariances", "finite")),
+    "NaN covariance": (
+        lambda: with_moments(covariances=lambda cs: tuple(c.map(spoilt) for c in cs)),
+        ("ann", "covariances", "finite"),
+    ),
     "targets without a head": (lambda: changed(head=None, class_counts=None), ("ann", "targets", "head", "got none")),
     "targets of two classes": (lambda: changed(targets=torch.ones(2, 6)), ("ann", "(3, 6)", "got (2, 6)")),
     "targets in a list": (lambda: changed(targets=[1.0]), ("ann", "(3, 6)", "got [1.0]")),

@@ -241,7 +241,7 @@ def test_moments_are_those_of_each_class() -> None:
         own = x[y == label]
         assert int(upload.moments.counts[i]) == len(own)
         torch.testing.assert_close(upload.moments.means[i].double(), own.mean(0), rtol=1e-5, atol=1e-5)
-        covariance = upload.moments.covariances.dense()[i].double()
+        covariance = upload.moments.covariances[i].dense()[0].double()
         torch.testing.assert_close(covariance, own.T.cov(correction=0), rtol=1e-4, atol=1e-4)
 
 
@@ -258,7 +258,7 @@ def test_long_inputs_are_sketched_and_exact_up_to_the_sketch() -> None:
     kept = ClassScatter()
     for piece in x.split(100):
         kept.add(piece, None)
-    covariance = kept.moments().covariances
+    covariance = kept.moments().covariances[0]
     assert covariance.rank <= SKETCH
     M = torch.randn(1, 2, 1500, generator=rng(), dtype=torch.float64)
     torch.testing.assert_close(covariance.after(M), M @ x.T.cov(correction=0), rtol=1e-6, atol=1e-8)

@@ -221,7 +221,8 @@ def _carry_moments(moments: Moments, layer: Layer, size: int, M: Tensor, order: 
     """Of features: the mean is carried by M, the covariance on both sides; of what is left of the variances, as of
     features that have nothing to do with each other."""
     place = Place(layer.weight, 1, moments.means.shape[1] // size)
-    covariances = _carry_spectrum(moments.covariances, replace(layer, bias=None), size, M, order)
+    plain = replace(layer, bias=None)
+    covariances = tuple(_carry_spectrum(covariance, plain, size, M, order) for covariance in moments.covariances)
     rest = None if moments.residual is None else carry(moments.residual, place, M**2, order)
     return replace(moments, means=carry(moments.means, place, M, order), covariances=covariances, residual=rest)
 

@@ -173,9 +173,10 @@ def moments(upload: Upload, found: Moments, of: str = "") -> None:
             f"{client}: counts of the class moments{of} must be positive and sum to its {upload.examples} examples, "
             f"got {int(found.counts.sum())}"
         )
-    wrong = found.covariances.complaint()
-    if wrong:
-        raise UploadError(f"{client}: class covariances{of} must be {wrong}")
+    for covariance in found.covariances:
+        wrong = covariance.complaint()
+        if wrong:
+            raise UploadError(f"{client}: class covariances{of} must be {wrong}")
     if found.residual is not None and not bool((found.residual.isfinite() & (found.residual >= 0)).all()):
         low = float(found.residual.min())
         raise UploadError(

@@ -79,7 +79,8 @@ def _at(upload: Upload, dtype: torch.dtype) -> Upload:
 
     def at(m: Moments) -> Moments:
         rest = None if m.residual is None else m.residual.to(dtype)
-        return replace(m, means=m.means.to(dtype), covariances=m.covariances.to(dtype=dtype), residual=rest)
+        covariances = tuple(covariance.to(dtype=dtype) for covariance in m.covariances)
+        return replace(m, means=m.means.to(dtype), covariances=covariances, residual=rest)
 
     fields["moments"] = None if upload.moments is None else at(upload.moments)
     fields["features"] = {name: at(m) for name, m in upload.features.items()}
@@ -96,7 +97,7 @@ def _cut(upload: Upload, rank: Callable[[Spectrum], int], rest: bool = True) -> 
     }
 
     def cut_down(m: Moments) -> Moments:
-        cut = m.cut(rank(m.covariances))
+        cut = m.cut(rank)
         return cut if rest else replace(cut, residual=m.residual, in_cosines=m.in_cosines)
 
     fields["moments"] = None if upload.moments is None else cut_down(upload.moments)
@@ -113,7 +114,7 @@ def _ranks_that_fit(upload: Upload, size: Size) -> tuple[dict[int, int], bool]:
     """
     kinds = [list(getattr(upload, part).values()) for part in SPECTRA.values()]
     moments = [*([] if upload.moments is None else [upload.moments]), *upload.features.values()]
-    kinds += [[m.covariances] for m in moments]
+    kinds += [list(m.covariances) for m in moments]
     kinds = [[s for s in spectra if s.basis is not None and s.rank] for spectra in kinds]
     fixed = sum(t.numel() * t.element_size() for t in upload.tensors().values()) - sum(map(_bytes, kinds))
     room = size.amount * fixed if size.times else size.amount
@@ -122,9 +123,7 @@ def _ranks_that_fit(upload: Upload, size: Size) -> tuple[dict[int, int], bool]:
             f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
         )
     room -= fixed
-    rest = sum(
-        m.means[0].numel() * len(m.covariances.values) * m.means.element_size() for m in moments if m.residual is None
-    )
+    rest = sum(m.means[0].numel() * len(m.covariances) * m.means.element_size() for m in moments if m.residual is None)
     with_rest = rest <= room
     room -= rest if with_rest else 0
     ranks: dict[int, int] = {}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from maecho.moments import NO_CLASS
-from maecho.spectra import Spectrum
 from maecho.upload import SPECTRA, Upload
 
 REVEALS = {
@@ -46,24 +45,21 @@ class Entry:
     dtype: str
     bytes: int
     rank: int | None
-    """Directions kept, of how many inputs is the first axis of the basis; None for a plain tensor."""
+    """Directions kept, of several covariances the most; None for a plain tensor."""
 
 
 def entries(upload: Upload) -> list[Entry]:
     """Every tensor that travels."""
-    ranks: dict[str, Spectrum] = {
-        f"{kind}/{name}": s for kind, part in SPECTRA.items() for name, s in getattr(upload, part).items()
-    }
+    ranks = {f"{kind}/{name}": s.rank for kind, part in SPECTRA.items() for name, s in getattr(upload, part).items()}
+    moments = {f"features/{name}": m for name, m in upload.features.items()}
     if upload.moments is not None:
-        ranks["moments/covariances"] = upload.moments.covariances
-    ranks |= {f"features/{name}/covariances": m.covariances for name, m in upload.features.items()}
+        moments["moments"] = upload.moments
+    ranks |= {f"{key}/covariances": max(c.rank for c in m.covariances) for key, m in moments.items()}
 
     def entry(key: str, tensor: Tensor) -> Entry:
         part, _, name = key.partition("/")
-        spectrum = ranks.get(key.rpartition("/")[0])
-        size = tensor.numel() * tensor.element_size()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Entry(part, name or part, tuple(tensor.shape), dtype, size, None if spectrum is None else spectrum.rank)
+        return Entry(part, name or part, tuple(tensor.shape), dtype, tensor.nbytes, ranks.get(key.rpartition("/")[0]))
 
     return [entry(key, tensor) for key, tensor in upload.tensors().items()]
 

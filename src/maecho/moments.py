@@ -8,6 +8,7 @@ With several Gaussians a class, k-means on its first examples decides which of t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -47,52 +48,60 @@ class Moments:
     """The label of each; one that has several Gaussians comes several times."""
     counts: Int[Tensor, " k"]
     means: Float[Tensor, "k d"]
-    covariances: Spectrum
-    """One group for each, or a single group that all share."""
+    covariances: tuple[Spectrum, ...]
+    """One for each, or a single one that all share; a class of few examples has few directions."""
     shape: tuple[int, ...]
     """Of one input, before it was flattened to d."""
     residual: Float[Tensor, "g d"] | None = None
-    """What directions that were cut off held of the variance of every coordinate, for each group of the covariances."""
+    """What directions that were cut off held of the variance of every coordinate, for each of the covariances."""
     in_cosines: bool = False
     """The coordinates: entries of an input, or of its cosine transform."""
 
     def __post_init__(self) -> None:
-        wrong = self.covariances.malformed()
-        if wrong:
-            raise ValueError(f"class covariances must be {wrong}")
+        for covariance in self.covariances:
+            wrong = covariance.malformed()
+            if wrong:
+                raise ValueError(f"class covariances must be {wrong}")
         if self.means.dim() != 2 or self.classes.dim() != 1 or self.counts.dim() != 1:
             raise ValueError(f"class means must be [classes, inputs], got shape {tuple(self.means.shape)}")
         k, d = self.means.shape
-        if not (len(self.classes) == len(self.counts) == k and len(self.covariances.values) in (1, k)):
+        if not (len(self.classes) == len(self.counts) == k and len(self.covariances) in (1, k)):
             raise ValueError(f"moments must speak of the same classes throughout, got means of {k}")
-        if d != self.covariances.width or d != int(torch.tensor(self.shape).prod()):
+        if {c.width for c in self.covariances} != {d} or d != int(torch.tensor(self.shape).prod()):
             raise ValueError(f"moments must be of inputs of shape {self.shape}, got means of length {d}")
-
-        if self.residual is not None and self.residual.shape != (len(self.covariances.values), d):
+        if self.residual is not None and self.residual.shape != (len(self.covariances), d):
             raise ValueError(f"what is left of the variances must be one a mean's entry, got {self.residual.shape}")
 
-    def cut(self, rank: int) -> Moments:
-        """The leading directions of the covariances alone; of the others no more than the variance of each coordinate:
+    def cut(self, rank: Callable[[Spectrum], int]) -> Moments:
+        """The leading directions of each covariance alone; of the others no more than the variance of each coordinate:
         those, of entries and cosines, in which what is lost is nearer to a diagonal matrix."""
-        s, U = self.covariances.values, self.covariances.basis
-        if U is None or rank >= self.covariances.rank:
+        kept = tuple(covariance.cut(rank(covariance)) for covariance in self.covariances)
+        if all(after.rank == before.rank for before, after in zip(self.covariances, kept, strict=True)):
             return self
-        rows, weights = U[..., rank:].to(s).mT, s[:, rank:]
-        lost = torch.einsum("gr,grd->gd", weights, rows**2)
+        lost = self._lost(kept, in_cosines=False)
         in_cosines = self.in_cosines
         if len(self.shape) > 1 and (self.residual is None or in_cosines):
-            also = torch.einsum("gr,grd->gd", weights, cosines.forth(rows, self.shape) ** 2)
-            # The matrix being the same, squares on the diagonal are what those off it lack.
+            also = self._lost(kept, in_cosines=True)
+            # The matrices being the same, squares on the diagonals are what those off them lack.
             in_cosines = in_cosines or bool(also.square().sum() > lost.square().sum())
             lost = also if in_cosines else lost
         residual = lost.to(self.means) if self.residual is None else self.residual + lost.to(self.means)
-        return replace(self, covariances=self.covariances.cut(rank), residual=residual, in_cosines=in_cosines)
+        return replace(self, covariances=kept, residual=residual, in_cosines=in_cosines)
+
+    def _lost(self, kept: Sequence[Spectrum], in_cosines: bool) -> Float[Tensor, "g d"]:
+        """Variance of every coordinate along the directions that are not kept."""
+        found = []
+        for whole, part in zip(self.covariances, kept, strict=True):
+            assert whole.basis is not None
+            rows = whole.basis[0, :, part.rank :].to(whole.values).mT
+            rows = cosines.forth(rows, self.shape) if in_cosines else rows
+            found.append(whole.values[0, part.rank :] @ rows**2)
+        return torch.stack(found)
 
     @property
     def variances(self) -> Float[Tensor, "g d"]:
         """Of every entry of an input, in float64."""
-        s, U = self.covariances.values.double(), self.covariances.basis
-        held = s if U is None else torch.einsum("gr,gdr->gd", s, U.double() ** 2)
+        held = torch.stack([_diagonal(covariance) for covariance in self.covariances])
         if self.residual is None:
             return held
         rest = self.residual.double()
@@ -101,7 +110,13 @@ class Moments:
     @property
     def bytes(self) -> int:
         plain = [self.classes, self.counts, self.means, *([] if self.residual is None else [self.residual])]
-        return sum(t.numel() * t.element_size() for t in plain) + self.covariances.bytes
+        return sum(t.nbytes for t in plain) + sum(covariance.bytes for covariance in self.covariances)
+
+
+def _diagonal(A: Spectrum) -> Float[Tensor, " d"]:
+    assert A.basis is not None
+    diagonal: Tensor = A.basis[0].double() ** 2 @ A.values[0].double()
+    return diagonal
 
 
 class Scatter:
@@ -229,24 +244,14 @@ class ClassScatter:
             classes=torch.tensor([label for label, _ in found]),
             counts=torch.tensor([scatter.count for scatter in scatters]),
             means=torch.stack([scatter.mean for scatter in scatters]).cpu(),
-            covariances=self._spread(scatters).to(device=torch.device("cpu")),
+            covariances=tuple(c.to(device=torch.device("cpu")) for c in self._spread(scatters)),
             shape=self.shape,
         )
 
-    def _spread(self, scatters: list[Scatter]) -> Spectrum:
-        if self._covariance == "shared":
-            pooled = Scatter(len(scatters[0].mean), scatters[0].mean.device)
-            for scatter in scatters:
-                pooled.add_scatter(scatter)
-            return pooled.covariance()
-        parts = [scatter.covariance() for scatter in scatters]
-        rank = max(part.rank for part in parts)
-        return Spectrum(
-            torch.cat([_widen(part.values, rank) for part in parts]),
-            torch.cat([_widen(part.basis, rank) for part in parts if part.basis is not None]),
-        )
-
-
-def _widen(tensor: Tensor, rank: int) -> Tensor:
-    """Zero columns up to the common rank: eigenvalue 0, so their direction does not matter."""
-    return torch.cat([tensor, tensor.new_zeros(*tensor.shape[:-1], rank - tensor.shape[-1])], -1)
+    def _spread(self, scatters: list[Scatter]) -> list[Spectrum]:
+        if self._covariance == "class":
+            return [scatter.covariance() for scatter in scatters]
+        pooled = Scatter(len(scatters[0].mean), scatters[0].mean.device)
+        for scatter in scatters:
+            pooled.add_scatter(scatter)
+        return [pooled.covariance()]

@@ -148,7 +148,9 @@ class InputSums:
         return rows * (self._clip / norms).clamp(max=1)
 
 
-def _covariances(sums: InputSums, privacy: Privacy, counts: Tensor, held: Tensor, means: Tensor) -> Spectrum:
+def _covariances(
+    sums: InputSums, privacy: Privacy, counts: Tensor, held: Tensor, means: Tensor
+) -> tuple[Spectrum, ...]:
     """Of each class that is there, or one for all, from noisy sums: Σ x xᵀ / n − mean meanᵀ."""
     n = counts[held]
     weights = [n] if sums.shared else list(n.diag())
@@ -157,12 +159,11 @@ def _covariances(sums: InputSums, privacy: Privacy, counts: Tensor, held: Tensor
         total = privacy.noisy(sums.squares(label), "gram", sums.parts)
         between = (means.mT * weight) @ means
         found.append(_semidefinite((total - between) / weight.sum()))
-    spectrum = Spectrum(torch.stack([s for s, _ in found]), torch.stack([U for _, U in found]))
-    return spectrum.cut(int((spectrum.values > 0).sum(-1).max()))
+    return tuple(found)
 
 
-def _semidefinite(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, descending, and vectors of the nearest positive semidefinite matrix. To drop small eigenvalues as
-    well, which noise alone would have, loses more than it gains."""
+def _semidefinite(A: Tensor) -> Spectrum:
+    """The nearest positive semidefinite matrix. To drop small eigenvalues as well, which noise alone would have, loses
+    more than it gains."""
     s, U = torch.linalg.eigh((A + A.mT) / 2)
-    return s.flip(-1).clamp(min=0), U.flip(-1)
+    return Spectrum(s.flip(-1).clamp(min=0).unsqueeze(0), U.flip(-1).unsqueeze(0)).cut(int((s > 0).sum()))

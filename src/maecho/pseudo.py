@@ -70,10 +70,11 @@ class PseudoInputs:
 
 def draw(m: Moments, k: int, size: int, rng: torch.Generator, dtype: torch.dtype, noise: Noise = "gaussian") -> Tensor:
     """So many inputs with the mean and covariance of one class, on the device of the moments."""
-    group = 0 if len(m.covariances.values) == 1 else k
-    assert m.covariances.basis is not None
-    U = m.covariances.basis[group].to(dtype)
-    root = (U * m.covariances.values[group].clamp(min=0).sqrt().to(U)).mT
+    group = 0 if len(m.covariances) == 1 else k
+    covariance = m.covariances[group]
+    assert covariance.basis is not None
+    U = covariance.basis[0].to(dtype)
+    root = (U * covariance.values[0].clamp(min=0).sqrt().to(U)).mT
     rest = torch.zeros(0)
     if noise == "leaves" and leaves.is_image(m.shape):
         w = leaves.draw(m.shape, size, rng, U.device).to(dtype)

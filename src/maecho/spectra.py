@@ -114,8 +114,9 @@ class Spectrum:
         return self.map(lambda s: s / (s + z))
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Spectrum:
-        """The basis in another dtype, both on another device. Eigenvalues stay float64: 1 − s must not round to 0."""
-        basis = None if self.basis is None else self.basis.to(dtype=dtype, device=device)
+        """The basis in another dtype, both on another device. Eigenvalues stay float64: 1 − s must not round to 0.
+        Rows lie in memory as they do when read from a file, so that products round alike."""
+        basis = None if self.basis is None else self.basis.to(dtype=dtype, device=device).contiguous()
         return Spectrum(self.values.to(device=device), basis)
 
     def dense(self) -> Float[Tensor, "g d d"]:

@@ -5,6 +5,9 @@ finite or its shapes fit. On disk it is one safetensors file with flat keys:
 
     weights/<name>   gram/<layer>/values|basis   projector/<layer>/values|basis   classes   moments/<part>
     features/<layer>/<part>   targets   fisher/<weight>   gradients/<layer>/values|basis
+
+with the parts classes, counts, means, residual of moments, and of their covariances ranks, values and basis: the
+directions of all classes in one row, as many of each as `ranks` says.
 """
 
 from __future__ import annotations
@@ -235,6 +238,8 @@ def _moved(part: Any, device: torch.device) -> Any:
     """A tensor, or what is made of tensors, on another device; anything else as it is."""
     if isinstance(part, Tensor | Spectrum):
         return part.to(device=device)
+    if isinstance(part, tuple):
+        return tuple(_moved(one, device) for one in part)
     if isinstance(part, Moments):
         return replace(part, **{f.name: _moved(getattr(part, f.name), device) for f in fields(part)})
     return part
@@ -280,7 +285,10 @@ _RESIDUAL = ("residual", "residual_of_cosines")
 
 def _moments_tensors(key: str, m: Moments) -> dict[str, Tensor]:
     parts = {f"{key}/classes": m.classes, f"{key}/counts": m.counts, f"{key}/means": m.means}
-    parts |= _spectrum_tensors(f"{key}/covariances", m.covariances)
+    bases = [covariance.basis[0] for covariance in m.covariances if covariance.basis is not None]
+    parts[f"{key}/covariances/ranks"] = torch.tensor([covariance.rank for covariance in m.covariances])
+    parts[f"{key}/covariances/values"] = torch.cat([covariance.values[0] for covariance in m.covariances])
+    parts[f"{key}/covariances/basis"] = torch.cat(bases, 1)
     return parts if m.residual is None else {**parts, f"{key}/{_RESIDUAL[m.in_cosines]}": m.residual}
 
 
@@ -291,17 +299,25 @@ def _read_moments(key: str, tensors: Mapping[str, Tensor], shape: list[int] | No
         classes=tensors[f"{key}/classes"],
         counts=tensors[f"{key}/counts"],
         means=tensors[f"{key}/means"],
-        covariances=_read_spectra(key, tensors)["covariances"],
+        covariances=_read_covariances(f"{key}/covariances", tensors),
         residual=next((tensors[f"{key}/{name}"] for name in _RESIDUAL if f"{key}/{name}" in tensors), None),
         in_cosines=f"{key}/{_RESIDUAL[True]}" in tensors,
         shape=tuple(shape),
     )
 
 
+def _read_covariances(key: str, tensors: Mapping[str, Tensor]) -> tuple[Spectrum, ...]:
+    ranks: list[int] = tensors[f"{key}/ranks"].tolist()
+    values, basis = tensors[f"{key}/values"], tensors[f"{key}/basis"]
+    if min(ranks, default=0) < 0 or basis.dim() != 2 or not sum(ranks) == len(values) == basis.shape[1]:
+        raise ValueError(f"covariances of ranks {ranks} with {len(values)} eigenvalues and vectors {list(basis.shape)}")
+    pairs = zip(values.split(ranks), basis.split(ranks, 1), strict=True)
+    return tuple(Spectrum(s.unsqueeze(0), U.unsqueeze(0).contiguous()) for s, U in pairs)
+
+
 def _read_features(tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
     found = {}
-    for name in _read_spectra("features", tensors):
-        layer = name.removesuffix("/covariances")
+    for layer in [k.split("/")[1] for k in tensors if k.startswith("features/") and k.endswith("/means")]:
         moments = _read_moments(f"features/{layer}", tensors, list(tensors[f"features/{layer}/means"].shape[1:]))
         assert moments is not None
         found[layer] = moments
