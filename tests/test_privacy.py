@@ -203,9 +203,7 @@ def test_the_noise_on_every_relay_sum_has_the_promised_scale() -> None:
     for key, several in found.items():
         noise = torch.stack(several) / (0.3 * 7**0.5 * scales[key.rpartition("/")[2]])
         if key.endswith("gram"):
-            assert torch.equal(answer[key], answer[key].mT)
-            upper = torch.ones_like(noise[0], dtype=torch.bool).triu()
-            noise = noise[:, upper]
+            assert noise[0].shape == (1, 21 * 22 // 2), "each number is told once"
         assert float(noise.mean()) == pytest.approx(0, abs=5 / noise.numel() ** 0.5), key
         assert float(noise.square().mean()) == pytest.approx(1, abs=8 / noise.numel() ** 0.5), key
 

@@ -2,7 +2,8 @@
 
 from maecho._version import __version__
 from maecho.aggregation import METHODS, Merged, aggregate
-from maecho.aggregation.relay import RelayServer, relay
+from maecho.aggregation.relay import relay
+from maecho.aggregation.server import RelayServer
 from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, Evaluation, evaluate

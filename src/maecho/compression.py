@@ -116,7 +116,7 @@ def _ranks_that_fit(upload: Upload, size: Size) -> tuple[dict[int, int], bool]:
     moments = [*([] if upload.moments is None else [upload.moments]), *upload.features.values()]
     kinds += [list(m.covariances) for m in moments]
     kinds = [[s for s in spectra if s.basis is not None and s.rank] for spectra in kinds]
-    fixed = sum(t.numel() * t.element_size() for t in upload.tensors().values()) - sum(map(_bytes, kinds))
+    fixed = upload.bytes() - sum(map(_bytes, kinds))
     room = size.amount * fixed if size.times else size.amount
     if fixed > room:
         raise UploadError(

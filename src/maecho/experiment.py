@@ -89,9 +89,10 @@ class Experiment:
                 choose(**plain(options))
             elif options.get("by", "probabilities") not in ("logits", "probabilities", "class-aware"):
                 raise ValueError(f"by must be logits, probabilities or class-aware, got {options['by']!r}")
-            unknown = sorted(set(options.get("upload", {})) - {"rank", "gaussians", "covariance", "labels"})
+            may_say = ["rank"] if options["method"] == "echo-relay" else ["rank", "gaussians", "covariance", "labels"]
+            unknown = sorted(set(options.get("upload", {})) - set(may_say))
             if unknown:
-                raise ValueError(f"upload may say rank, gaussians, covariance and labels, got {unknown[0]!r}")
+                raise ValueError(f"upload of {options['method']} may say {', '.join(may_say)}, got {unknown[0]!r}")
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,11 +101,13 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `relay` for a column of echo-relay: its rounds, and options of Regression and Drawing."""
+    """The arguments of `relay` for a column of echo-relay: its rounds, how far its uploads are cut, and options of
+    Regression and Drawing."""
     given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
     of_drawing = {f.name for f in fields(Drawing)}
     return {
         "rounds": options.get("rounds", "all"),
+        "rank": options.get("upload", {}).get("rank"),
         "regression": Regression(**{key: value for key, value in given.items() if key not in of_drawing}),
         "drawing": Drawing(**{key: value for key, value in given.items() if key in of_drawing}),
     }

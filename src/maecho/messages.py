@@ -2,6 +2,7 @@
 
     asked      round · open | unit/<name> · join/<layer>/<norm> · head/<name> · weights/<name>
     answered   examples · sum/<name>/gram|cross|prior|labels|counts|noise (with privacy: the variance on the gram)
+               of a gram, being symmetric, the upper triangle in one row
     opening    also stage/<name> · join/… · head/… (how the network runs) · plain/<name> (n times what has no sums)
 
 Names stand in the keys; the tensor under unit, join and head is a one. Of real numbers the server uses the total over
@@ -37,6 +38,28 @@ def to_send(message: Mapping[str, Tensor]) -> Message:
     """Every tensor on the CPU, in one piece and in memory of its own, as files want it; nobody's later work changes
     what was said."""
     return {key: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for key, t in message.items()}
+
+
+def folded(A: Tensor) -> Tensor:
+    """Symmetric [g, d, d] as its upper triangle [g, d (d + 1) / 2]; the one row of a diagonal [g, 1, d] as it is."""
+    d = A.shape[-1]
+    if A.shape[-2] != d:
+        return A
+    rows, columns = torch.triu_indices(d, d, device=A.device)
+    return A[..., rows, columns]
+
+
+def unfolded(A: Tensor, d: int) -> Tensor:
+    """What `folded` was given."""
+    if A.dim() == 3:
+        return A
+    if A.dim() != 2 or A.shape[-1] != d * (d + 1) // 2:
+        raise UploadError(f"Σ h hᵀ of {d} inputs must be told by {d * (d + 1) // 2} numbers, got {tuple(A.shape)}")
+    rows, columns = torch.triu_indices(d, d, device=A.device)
+    full = A.new_empty(len(A), d, d)
+    full[:, rows, columns] = A
+    full[:, columns, rows] = A
+    return full
 
 
 def named(message: Mapping[str, Tensor], what: str) -> str | None:

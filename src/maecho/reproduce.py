@@ -32,6 +32,7 @@ from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.experiment import NOT_METHODS, Cell, Experiment, plain, protocol, results_path, settings
+from maecho.recursion import MEAN_OF
 from maecho.upload import Upload
 
 Client = tuple[nn.Module, data.Batches]
@@ -144,24 +145,23 @@ def run_cell(
     for i, (model, part) in enumerate(zip(models, parts, strict=True)):
         x, y = _take(dataset, part)
         order = torch.Generator().manual_seed(_seed("batches", seed, i))
-        clients.append((model.to(device), data.batches(x, y, experiment.training.batch_size, order)))
+        clients.append((model.to(device), data.batches(x, y, _gathered_at_once(experiment), order)))
     uploads = _uploads(clients, needs, device, {"rank": None})
     gathered = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
     found = {}
     for column, options in columns.items():
-        given, size = uploads, {}
-        if "upload" in options:
+        given = uploads
+        if "upload" in options and options["method"] not in NOT_METHODS:
             given = _uploads(clients, gathered_for(choose(**plain(options))[1]), device, options["upload"])
-            size = {"statistics_share": _share(given)}
         began_column = time.perf_counter()
-        made = _apply(experiment, options, clients, given, device)
+        made, sent = _apply(experiment, options, clients, given, device)
         seconds = time.perf_counter() - began_column
         found[column] = {
             "settings": settings(options),
             "accuracy": _accuracy(made, test, device),
             "seconds": round(seconds, 4),
-            **size,
+            "bytes": sent,
         }
     kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
     return {
@@ -170,6 +170,7 @@ def run_cell(
         "made_of": _made_of(experiment, cell, seed),
         "partition": partition.class_counts(dataset.y_train.numpy(), parts, dataset.classes).tolist(),
         "columns": {column: ({**kept, **found})[column] for column in experiment.methods},
+        "weights_bytes": max(upload.bytes(()) for upload in uploads),
         "seconds": {"training": round(trained - began, 2), "statistics": round(gathered - trained, 2)},
         "device": device if device == "cpu" else torch.cuda.get_device_name(),
         "versions": {
@@ -179,6 +180,12 @@ def run_cell(
             "python": platform.python_version(),
         },
     }
+
+
+def _gathered_at_once(experiment: Experiment) -> int:
+    """Examples in a batch: many, for speed, where the projectors are of batches of this size whatever comes."""
+    size = experiment.training.batch_size
+    return size if size % MEAN_OF else 16 * size
 
 
 def _uploads(clients: list[Client], needs: Collection[str], device: str, options: Mapping[str, Any]) -> list[Upload]:
@@ -199,30 +206,23 @@ def _uploads(clients: list[Client], needs: Collection[str], device: str, options
     return uploads
 
 
-def _share(uploads: list[Upload]) -> float:
-    """Bytes of the statistics in those of the weights: the largest of all clients."""
-    shares = []
-    for upload in uploads:
-        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in upload.tensors().items()}
-        weights = sum(size for name, size in sizes.items() if name.startswith("weights/"))
-        shares.append((sum(sizes.values()) - weights) / weights)
-    return round(max(shares), 4)
-
-
 def _apply(
     experiment: Experiment, options: Mapping[str, Any], clients: list[Client], uploads: list[Upload], device: str
-) -> nn.Module | list[nn.Module]:
+) -> tuple[nn.Module | list[nn.Module], int]:
+    """What a column is measured on, and how many bytes the client sends for it that sends most."""
     models = [model for model, _ in clients]
     if options["method"] == "local":
-        return models
+        return models, 0
     if options["method"] == "ensemble":
         counts = [upload.class_counts for upload in uploads if upload.class_counts is not None]
-        return Ensemble(models, options.get("by", "probabilities"), counts)
+        return Ensemble(models, options.get("by", "probabilities"), counts), max(u.bytes(()) for u in uploads)
     model = networks.build(experiment.network, torch.Generator().manual_seed(0))
     if options["method"] == "echo-relay":
-        model.load_state_dict(relay(model.to(device), clients, progress=False, **protocol(options)))
-        return model
-    return spaces.load(model, aggregate(uploads, model=model, **{"device": device, **plain(options)}))
+        merged = relay(model.to(device), clients, progress=False, **protocol(options))
+        model.load_state_dict(merged)
+        return model, merged.recipe["upload_bytes"] + sum(merged.recipe["bytes"])
+    sent = max(upload.bytes(gathered_for(choose(**plain(options))[1])) for upload in uploads)
+    return spaces.load(model, aggregate(uploads, model=model, **{"device": device, **plain(options)})), sent
 
 
 def _accuracy(model: nn.Module | list[nn.Module], test: data.Batches, device: str) -> float:

@@ -19,7 +19,7 @@ from maecho.errors import UploadError
 from maecho.forward import examples, parts
 from maecho.guard import Guard
 from maecho.layers import read
-from maecho.messages import ONE, Message, asked, named, to_send
+from maecho.messages import ONE, Message, asked, folded, named, to_send
 from maecho.observation import observe
 from maecho.privacy import Privacy
 from maecho.units import Plan, Unit, network, plan
@@ -168,7 +168,7 @@ class RelayClient:
         out: Message = {"clients": ONE.double(), "examples": torch.tensor(count, dtype=torch.float64)}
         for unit in units:
             found = sums[unit.name]
-            found["prior"] = unit.matrix(self._own) * count
+            found |= {"gram": folded(found["gram"]), "prior": unit.matrix(self._own) * count}
             out |= {f"sum/{unit.name}/{part}": tensor for part, tensor in found.items()}
         return out
 

@@ -84,7 +84,7 @@ class Spectrum:
     @property
     def bytes(self) -> int:
         stored = [self.values] if self.basis is None else [self.values, self.basis]
-        return sum(t.numel() * t.element_size() for t in stored)
+        return sum(t.nbytes for t in stored)
 
     @cached_property
     def energy(self) -> Float[Tensor, " r"]:

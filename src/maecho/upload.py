@@ -160,6 +160,11 @@ class Upload:
             out["targets"] = self.targets
         return out | {f"fisher/{name}": tensor for name, tensor in self.fisher.items()}
 
+    def bytes(self, only: Collection[str] | None = None) -> int:
+        """What its tensors take; with `only`, the weights and of the statistics just these."""
+        kept = None if only is None else {"weights", *only}
+        return sum(t.nbytes for name, t in self.tensors().items() if kept is None or name.split("/")[0] in kept)
+
     @classmethod
     def load(cls, path: str | Path, only: Collection[str] | None = None) -> Upload:
         """Read a file; with `only`, of the statistics just these. Raises UploadError unless it is a sound upload."""

@@ -19,8 +19,8 @@ from torch import nn
 from maecho.aggregation.cohort import Cohort
 from maecho.aggregation.drawing import Drawing
 from maecho.aggregation.regression import Head, Regression
-from maecho.aggregation.relay import RelayServer
 from maecho.aggregation.result import Merged
+from maecho.aggregation.server import RelayServer
 from maecho.aggregation.skeleton import skeleton
 from maecho.attention import copied
 from maecho.pseudo import Noise

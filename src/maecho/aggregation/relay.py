@@ -1,279 +1,21 @@
-"""The server's half of echo-relay, and the family between it and echo-chain.
-
-The network is fitted stage after stage. For each the server needs totals of two sums over the clients, from real data
-(a light round: the merged weights so far go out, sums come back) or from inputs that it draws itself from uploads. Real
-data at every stage are echo-relay, at none echo-chain. Only totals are used: no client's own sums or model matter.
-"""
+"""echo-relay in one process: the server and all its clients, with nothing between them."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from maecho import files
-from maecho._version import __version__
-from maecho.aggregation.cohort import Source
-from maecho.aggregation.drawing import Drawing, Players
-from maecho.aggregation.options import number
-from maecho.aggregation.regression import Regression, fitted, repaired
+from maecho.aggregation.drawing import Drawing
+from maecho.aggregation.regression import Regression
 from maecho.aggregation.result import Merged
-from maecho.attention import packed, split
+from maecho.aggregation.server import RelayServer, Rounds
 from maecho.client import make_upload
 from maecho.errors import UploadError
-from maecho.layers import read
-from maecho.messages import ONE, Message, add_up, asked, named, to_send
 from maecho.privacy import Privacy
 from maecho.progress import track
 from maecho.respondent import RelayClient
-from maecho.units import Unit, network
-
-Rounds = int | str | Sequence[str]
-
-
-class RelayServer:
-    """Asks, adds up, solves; one stage at a time.
-
-        server = RelayServer(model)
-        while not server.done:
-            question = server.broadcast()
-            server.collect(client.answer(question) for client in clients)
-        model.load_state_dict(server.result())
-
-    Args:
-        model: a network of the clients' architecture, any weights. Left as it is.
-        rounds: where real data are consulted. "all" (the default): at every stage, echo-relay. A number: 1 is
-            echo-chain, each further round is one more stage at real data, from the head backwards. Or the names of
-            layers. For anything but "all" there must be uploads.
-        uploads: of the clients, with moments: what pseudo inputs are drawn from.
-        regression: the ridge and the head.
-        drawing: of the pseudo inputs.
-        prior: a state_dict that the ridge pulls to, in place of the clients' average.
-        minimum: a round with fewer answers is refused; it can be asked again.
-        checkpoint: a file that holds the last finished stage, for `resume`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        rounds: Rounds = "all",
-        uploads: Iterable[Source] | None = None,
-        regression: Regression | None = None,
-        drawing: Drawing | None = None,
-        prior: Mapping[str, Tensor] | None = None,
-        minimum: int = 1,
-        checkpoint: str | Path | None = None,
-    ):
-        number("minimum", minimum, "a whole number, at least 1", 1, whole=True)
-        self._model = model
-        self._merged = split(model)
-        self._units, self._aliases = network(self._merged), read(self._merged).aliases
-        self._rounds = _checked(rounds, self._units)
-        self._regression = regression or Regression()
-        self._prior = None if prior is None else _loaded(model, prior)
-        self._minimum, self._checkpoint = minimum, None if checkpoint is None else Path(checkpoint)
-        self._players = None
-        if uploads is not None:
-            self._players = Players(model, uploads, drawing or Drawing(), self._regression.ridge)
-        if self._players is None and rounds != "all":
-            raise UploadError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
-        self._stages: list[list[Unit]] | None = None  # not known before the first answers
-        self._head: str | None = None
-        self._alone = False  # a single client, whose network is what is wanted
-        self._finished = 0
-        self._settled: set[str] = set()
-        self.clients_heard: list[int] = []
-        """How many answered, stage by stage; 0 where inputs were drawn."""
-
-    @property
-    def done(self) -> bool:
-        """Whether every stage is fitted. Stages at drawn inputs are fitted on the way."""
-        self._draw()
-        return self._stages is not None and self._finished == len(self._stages)
-
-    @property
-    def stages(self) -> list[list[str]]:
-        """The layers fitted at once, in order; known from the first answers on."""
-        return [[unit.name for unit in stage] for stage in self._stages or ()]
-
-    def broadcast(self) -> Message:
-        """The question of the next round at real data."""
-        if self.done:
-            raise UploadError("there must be a stage left to ask for, got a network that is fitted")
-        return self._question()
-
-    def collect(self, answers: Iterable[Mapping[str, Tensor]]) -> None:
-        """Add up what clients answered, as it comes, and fit the stage. On an error nothing has changed."""
-        if self.done:
-            raise UploadError("there must be a stage left to fit, got answers for a network that is fitted")
-        self._take(answers)
-
-    def result(self) -> Merged:
-        """The merged state_dict."""
-        if not self.done:
-            raise UploadError(
-                f"every stage must be fitted, got {self._finished} of {len(self._stages or ()) or 'unknown'}"
-            )
-        assert self._stages is not None
-        of_units = {name for stage in self._stages for unit in stage for name in unit.parameters(self._merged)}
-        state = self._merged.state_dict()
-        # Under the names of the original: an attention's parts count as fitted together.
-        known = of_units | self._aliases.keys()
-        marks = packed({n: torch.full(t.shape, float(n in known)) for n, t in state.items()}, self._model)
-        merged = Merged(
-            {name: tensor.clone() for name, tensor in packed(state, self._model).items()},
-            averaged=[name for name, mark in marks.items() if not mark.any()],
-        )
-        merged.recipe = {
-            "method": "echo-chain" if self._rounds == 1 else "echo-relay",
-            "options": f"{self._regression!r}, rounds={self._rounds!r}",
-            "stages": self.stages,
-            "clients": self.clients_heard,
-            "made_by": f"maecho {__version__}",
-        }
-        return merged
-
-    def _question(self) -> Message:
-        state = self._merged.state_dict()
-        message: Message = {"round": torch.tensor(self._finished)}
-        if self._stages is None:
-            return to_send(message | {"open": ONE})
-        for unit in self._stages[self._finished]:
-            message[f"unit/{unit.name}"] = ONE
-            if unit.norm is not None:
-                message[f"join/{unit.name}/{unit.norm}"] = ONE
-        if self._head is not None:
-            message[f"head/{self._head}"] = ONE
-        return to_send(message | {f"weights/{name}": state[name] for name in sorted(self._settled)})
-
-    def _take(self, answers: Iterable[Mapping[str, Tensor]], drawn: bool = False) -> None:
-        total = add_up(answers)
-        heard = round(float(total.get("clients", 0)))
-        if heard < (1 if drawn else self._minimum):
-            raise UploadError(
-                f"round {self._finished}: at least {self._minimum} client(s) must answer, got {heard}; ask again"
-            )
-        if "examples" not in total:
-            raise UploadError(f"round {self._finished}: answers must say of how many examples they are, got none")
-        opening = self._stages is None
-        if opening:
-            self._open(total)
-        assert self._stages is not None
-        try:
-            if not (opening and drawn) or self._is_drawn(0):
-                self._fit(total, 0 if drawn else heard)
-        except UploadError:
-            if opening:
-                self._stages, self._settled = None, set()
-            raise
-
-    def _open(self, total: Mapping[str, Tensor]) -> None:
-        """From the first answers: how the network runs, and the average of what has no sums."""
-        depths = {key.removeprefix("stage/"): int(t) for key, t in total.items() if key.startswith("stage/")}
-        names = [[n for n, depth in depths.items() if depth == k] for k in range(max(depths.values(), default=0) + 1)]
-        joins = {key: t for key, t in total.items() if key.startswith("join/")}
-        stages = [asked({**{f"unit/{n}": ONE for n in stage}, **joins}, self._units) for stage in names]
-        plain = {
-            key.removeprefix("plain/"): t / total["examples"] if t.is_floating_point() else t
-            for key, t in total.items()
-            if key.startswith("plain/")
-        }
-        of_units = {name for stage in stages for unit in stage for name in unit.parameters(self._merged)}
-        for name in self._merged.state_dict():
-            if name not in of_units | plain.keys() | self._aliases.keys():
-                raise UploadError(f"answers must be of the server's network, got none for {name!r}")
-        self._load(plain)
-        self._stages, self._head = stages, named(total, "head")
-        self._alone = round(float(total["clients"])) == 1
-
-    def _fit(self, total: Mapping[str, Tensor], heard: int) -> None:
-        assert self._stages is not None
-        new: dict[str, Tensor] = {}
-        regression = self._regression.plain if self._alone else self._regression
-        device = next((p.device for p in self._merged.parameters()), torch.device("cpu"))
-        for unit in self._stages[self._finished]:
-            prefix = f"sum/{unit.name}/"
-            sums = {k.removeprefix(prefix): t.to(device) for k, t in total.items() if k.startswith(prefix)}
-            if not {"gram", "cross", "prior"} <= sums.keys():
-                raise UploadError(f"round {self._finished}: answers must hold the sums of {unit.name!r}, got none")
-            prior = sums["prior"] / total["examples"].to(device)
-            if "noise" in sums:
-                sums = repaired(sums, total["examples"].to(device), unit.bias)
-            if self._prior is not None:
-                prior = unit.matrix(self._prior).to(prior)
-            new |= fitted(
-                regression, unit, sums, prior, self._merged, float(total["examples"]), unit.name == self._head
-            )
-        lost = [name for name, tensor in new.items() if not tensor.isfinite().all()]
-        if lost:
-            raise UploadError(f"round {self._finished}: the fit must be finite, got NaN or infinity in {lost[0]!r}")
-        self._load(new)
-        self._finished += 1
-        self.clients_heard.append(heard)
-        if self._checkpoint is not None:
-            self._save(self._checkpoint)
-
-    def _load(self, tensors: Mapping[str, Tensor]) -> None:
-        state = self._merged.state_dict()
-        for name, tensor in tensors.items():
-            if name not in state or state[name].shape != tensor.shape:
-                raise UploadError(f"answers must be of the server's network, got {name!r} {tuple(tensor.shape)}")
-        for name, tensor in tensors.items():
-            state[name].copy_(tensor)
-        self._settled |= tensors.keys()
-
-    def _is_drawn(self, stage: int) -> bool:
-        """Whether the inputs of a stage are drawn. Rounds count from the head backwards."""
-        if self._rounds == "all":
-            return False
-        assert self._stages is not None
-        if isinstance(self._rounds, int):
-            return stage < len(self._stages) - (self._rounds - 1)
-        return not any({unit.name, unit.norm} & set(self._rounds) for unit in self._stages[stage])
-
-    def _save(self, path: Path) -> None:
-        """Everything that `resume` needs; the file is whole at any moment."""
-        assert self._stages is not None
-        joins = {u.name: u.norm for stage in self._stages for u in stage if u.norm is not None}
-        about = {
-            "stages": self.stages,
-            "joins": joins,
-            "head": self._head,
-            "alone": self._alone,
-            "finished": self._finished,
-            "settled": sorted(self._settled),
-            "heard": self.clients_heard,
-            "made_by": f"maecho {__version__}",
-        }
-        files.write_tensors(path, "relay", self._merged.state_dict(), about)
-
-    def resume(self, path: str | Path) -> None:
-        """Go on from the last finished stage of a server with the same model and options."""
-        about = files.read_about(Path(path), "relay")
-        try:
-            joins = {f"join/{layer}/{norm}": ONE for layer, norm in about["joins"].items()}
-            stages = [asked({**{f"unit/{n}": ONE for n in stage}, **joins}, self._units) for stage in about["stages"]]
-            tensors = files.read_tensors(Path(path))
-            head, alone, finished, heard = about["head"], about["alone"], int(about["finished"]), list(about["heard"])
-            self._load({name: tensors[name] for name in about["settled"]})
-        except (KeyError, TypeError, ValueError, UploadError) as error:
-            raise UploadError(f"{path} must be the checkpoint of a relay of this network, got: {error}") from error
-        self._stages, self._head, self._alone = stages, head, alone
-        self._finished, self.clients_heard = finished, heard
-
-    def _draw(self) -> None:
-        """Fit all stages that come next at drawn inputs."""
-        while self._players is not None and self._rounds != "all":
-            known = self._stages is not None
-            if known and (self._finished == len(self._stages or ()) or not self._is_drawn(self._finished)):
-                return
-            question = self._question()
-            self._take((client.answer(question) for client in self._players), drawn=True)
 
 
 def relay(
@@ -284,6 +26,7 @@ def relay(
     regression: Regression | None = None,
     drawing: Drawing | None = None,
     prior: Mapping[str, Tensor] | None = None,
+    rank: int | float | str | None = None,
     progress: bool | None = None,
     privacy: Privacy | None = None,
 ) -> Merged:
@@ -293,6 +36,7 @@ def relay(
         model: a network of the clients' architecture, any weights. Left as it is.
         clients: pairs of a trained model and its batches (something that can be gone through again).
         rounds, regression, drawing, prior: as of RelayServer.
+        rank: how far uploads, which come before where not all rounds are at real data, are cut down; as of make_upload.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         privacy: noise on all that every client says of its data; the recipe tells what it adds up to.
     """
@@ -308,7 +52,7 @@ def relay(
     if rounds != "all":
         statistics = ("moments", "classes") if privacy is not None else ("moments", "classes", "features")
         uploads = [
-            make_upload(own, batches, f"client {i}", statistics, rank=None, progress=progress, privacy=privacy)
+            make_upload(own, batches, f"client {i}", statistics, rank, progress=progress, privacy=privacy)
             for i, (own, batches) in enumerate(pairs)
         ]
     server = RelayServer(model, rounds=rounds, uploads=uploads, regression=regression, drawing=drawing, prior=prior)
@@ -317,26 +61,7 @@ def relay(
         label = f"echo-relay, stage {len(server.clients_heard) + 1}"
         server.collect(client.answer(question) for client in track(respondents, label, show=progress))
     merged = server.result()
+    merged.recipe["upload_bytes"] = max((upload.bytes() for upload in uploads or ()), default=0)
     if privacy is not None:
         merged.recipe["privacy"] = privacy.recipe(max(client.released for client in respondents))
     return merged
-
-
-def _checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str, ...]:
-    if rounds == "all" or (isinstance(rounds, int) and not isinstance(rounds, bool) and rounds >= 1):
-        return rounds
-    if isinstance(rounds, str) or not isinstance(rounds, Iterable) or not rounds:
-        raise ValueError(f"rounds must be all, a whole number from 1 on, or names of layers, got {rounds!r}")
-    for name in rounds:
-        if name not in units:
-            raise ValueError(f"rounds must name layers of the network ({', '.join(units)}), got {name!r}")
-    return tuple(rounds)
-
-
-def _loaded(model: nn.Module, prior: Mapping[str, Tensor]) -> nn.Module:
-    twin = copy.deepcopy(model)
-    try:
-        twin.load_state_dict(dict(prior))
-    except RuntimeError as error:
-        raise UploadError(f"prior must be a state_dict of the model, got: {' '.join(str(error).split())}") from error
-    return split(twin)
