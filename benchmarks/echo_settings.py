@@ -1,30 +1,64 @@
-"""How the defaults of echo-chain and echo-relay were found: ridge, head, pull, on training data that no client saw.
+"""How the defaults of echo-chain and echo-relay were found, on training data that no client saw.
 
 Clients are trained on five sixths of the training set, and what their merge knows is measured on the last sixth. The
 test set is not looked at.
 
-    python benchmarks/echo_settings.py                                     # MNIST, MLPs
-    python benchmarks/echo_settings.py --data cifar10 --network cnn --device cuda --cells 2:0.01 5:0.01
+    python benchmarks/echo_settings.py --jobs 2                                       # MNIST, MLPs
+    python benchmarks/echo_settings.py --data cifar10 --network cnn --device cuda --cells 2:0.01 5:0.01 \
+        --init different --jobs 4
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import asdict
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from maecho import aggregate, data, evaluate, make_upload, networks, partition, relay
+from maecho import Upload, aggregate, data, evaluate, make_upload, networks, partition, relay
 from maecho.aggregation.regression import Head, Regression
 from maecho.training import LocalTraining
 
-RIDGES = (5e-5, 5e-4, 5e-3, 5e-2)
+RIDGES = (5e-5, 5e-4, 5e-3)
 HEADS: tuple[Head, ...] = ("regression", "ridge", "lda")
-PULLS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""At the default ridge and head."""
+PULLS = (0.0, 0.25, 0.75, 1.0)
+SMALL = "small"
+"""An upload of twice the weights."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is changed of the defaults. What changes only what is drawn is nothing to a relay."""
+
+    regression: Regression = field(default_factory=Regression)
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+    upload: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def relayed(self) -> bool:
+        return not self.drawn and not self.upload
+
+
+SETTINGS: dict[str, Setting] = {
+    "defaults": Setting(),
+    **{f"ridge {r:g}, head {h}": Setting(Regression(r, h)) for r, h in product(RIDGES, HEADS)},
+    **{f"pull {p:g}": Setting(Regression(pull=p)) for p in PULLS},
+    "no features": Setting(drawn={"features": False}),
+    "Gaussian noise": Setting(drawn={"noise": "gaussian"}),
+    "Gaussian noise, no features": Setting(drawn={"noise": "gaussian", "features": False}),
+    "40,000 draws": Setting(drawn={"draws": 40_000}),
+    "two Gaussians a class": Setting(upload={"gaussians": 2}),
+    "one covariance for all classes": Setting(upload={"covariance": "shared"}),
+    "statistics as large as the weights": Setting(upload={"rank": SMALL}),
+}
+del SETTINGS[f"ridge {Regression.ridge:g}, head {Regression.head}"]  # the defaults
 
 
 def main() -> None:
@@ -35,73 +69,77 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=["5:0.01", "20:0.1", "50:10"], help="clients:beta")
     parser.add_argument("--init", nargs="+", default=["same", "different"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101])
-    parser.add_argument("--draws", nargs="+", type=int, default=[20_000])
+    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-
-    found: dict[tuple[str, float, str], list[float]] = {}
-    for cell in options.cells:
-        for init in options.init:
-            for seed in options.seeds:
-                clients, beta = int(cell.split(":")[0]), float(cell.split(":")[1])
-                for key, accuracy in one(options, clients, beta, init, seed).items():
-                    found.setdefault(key, []).append(accuracy)
-                    print(f"{cell} {init} {seed} {key[0]} {key[2]} {key[1]:g}: {accuracy:.2f}", flush=True)
-    for method in sorted({key[0] for key in found}):
-        pulled = [f"pull {pull:g} {statistics.fmean(found[method, pull, 'pull']):.2f}" for pull in PULLS]
-        print(f"{method}: {', '.join(pulled)}")
-    print("\n| method | ridge | " + " | ".join(HEADS) + " |\n|---|---|" + "---|" * len(HEADS))
-    for method in sorted({key[0] for key in found}):
-        for ridge in RIDGES:
-            means = [f"{statistics.fmean(found[method, ridge, head]):.2f}" for head in HEADS]
-            print(f"| {method} | {ridge:g} | " + " | ".join(means) + " |")
+    runs = [
+        (options.data, options.network, options.device, int(cell.split(":")[0]), float(cell.split(":")[1]), init, seed)
+        for cell, init, seed in product(options.cells, options.init, options.seeds)
+    ]
+    chain: dict[str, list[float]] = {name: [] for name in SETTINGS}
+    relayed: dict[str, list[float]] = {name: [] for name in SETTINGS}
+    with ProcessPoolExecutor(
+        options.jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        for future in as_completed([pool.submit(one, *run) for run in runs]):
+            for name, (drawn, real) in future.result().items():
+                chain[name].append(drawn)
+                relayed[name] += [] if real is None else [real]
+    print(f"{options.data}, {options.network}: means over {len(runs)} splits\n")
+    print("| changed | echo-chain | echo-relay |\n|---|---|---|")
+    for name in SETTINGS:
+        beside = f"{statistics.fmean(relayed[name]):.1f}" if relayed[name] else ""
+        print(f"| {name} | {statistics.fmean(chain[name]):.1f} | {beside} |")
 
 
 def one(
-    options: argparse.Namespace, clients: int, beta: float, init: str, seed: int
-) -> dict[tuple[str, float, str], float]:
-    """Accuracy in per cent on held-out training data, by method, ridge and head."""
-    dataset = data.load(options.data)
+    data_name: str, network: str, device: str, clients: int, beta: float, init: str, seed: int
+) -> dict[str, tuple[float, float | None]]:
+    """Accuracies in per cent on held-out training data, of echo-chain and echo-relay, by setting."""
+    dataset = data.load(data_name)
     order = torch.randperm(len(dataset.y_train), generator=torch.Generator().manual_seed(seed))
     held, kept = order[: len(order) // 6], order[len(order) // 6 :]
-    x, y = dataset.x_train[kept], dataset.y_train[kept]
-    parts = partition.dirichlet(y.numpy(), clients, beta, np.random.default_rng(seed))
+    x, y = dataset.x_train[kept].to(device), dataset.y_train[kept].to(device)
+    parts = partition.dirichlet(y.cpu().numpy(), clients, beta, np.random.default_rng(seed))
     validation = data.batches(dataset.x_train[held], dataset.y_train[held], 1000)
     pairs = []
     for i, part in enumerate(parts):
         start = seed if init == "same" else 1000 * (seed + 1) + i
-        model = networks.build(options.network, torch.Generator().manual_seed(start)).to(options.device)
-        index = torch.from_numpy(np.asarray(part))
+        model = networks.build(network, torch.Generator().manual_seed(start)).to(device)
+        index = torch.from_numpy(np.asarray(part)).to(device)
         LocalTraining()(model, x[index], y[index], torch.Generator().manual_seed(i))
         pairs.append((model, data.batches(x[index], y[index], 1000)))
-    uploads = [
-        make_upload(m, b, f"client-{i:02}", ["moments", "features"], rank=None, progress=False)
-        for i, (m, b) in enumerate(pairs)
-    ]
-    skeleton = networks.build(options.network, torch.Generator().manual_seed(0)).to(options.device)
+    skeleton = networks.build(network, torch.Generator().manual_seed(0)).to(device)
+    weights = sum(tensor.nbytes for tensor in skeleton.state_dict().values())
+
+    def uploads(how: Mapping[str, Any]) -> list[Upload]:
+        chosen = {"rank": None, **how}
+        if chosen["rank"] == SMALL:
+            chosen["rank"] = f"{2 * weights} B"
+        made = [
+            make_upload(m, b, f"client-{i:02}", ["moments", "features"], progress=False, **chosen)
+            for i, (m, b) in enumerate(pairs)
+        ]
+        return [upload.to(device) for upload in made]
 
     def accuracy(state: dict[str, torch.Tensor]) -> float:
-        model: nn.Module = networks.build(options.network, torch.Generator().manual_seed(0)).to(options.device)
+        model = networks.build(network, torch.Generator().manual_seed(0)).to(device)
         model.load_state_dict(state)
         return 100 * evaluate(model, validation, progress=False).accuracy
 
-    found = {}
-
-    def measure(settings: Regression, value: float, what: str) -> None:
-        found["echo-relay", value, what] = accuracy(relay(skeleton, pairs, regression=settings, progress=False))
-        for draws in options.draws:
-            state = aggregate(
-                uploads, "echo-chain", model=skeleton, device=options.device, draws=draws, **asdict(settings)
-            )
-            found[f"echo-chain, {draws} draws", value, what] = accuracy(state)
-
-    for ridge in RIDGES:
-        for head in HEADS:
-            measure(Regression(ridge, head), ridge, head)
-    for pull in PULLS:
-        measure(Regression(pull=pull), pull, "pull")
+    whole = uploads({})
+    found: dict[str, tuple[float, float | None]] = {}
+    for name, setting in SETTINGS.items():
+        given = uploads(setting.upload) if setting.upload else whole
+        options = {**asdict(setting.regression), **setting.drawn}
+        drawn = accuracy(aggregate(given, "echo-chain", model=skeleton, device=device, **options))
+        real = None
+        if setting.relayed:
+            real = accuracy(relay(skeleton, pairs, regression=setting.regression, progress=False))
+        found[name] = (drawn, real)
+        told = "" if real is None else f", echo-relay {real:.2f}"
+        print(f"{clients}:{beta:g} {init} {seed} {name}: echo-chain {drawn:.2f}{told}", flush=True)
     return found
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()
