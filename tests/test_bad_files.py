@@ -119,6 +119,15 @@ def test_a_number_that_is_not_finite(tmp_path: Path, key: str, value: float) -> 
         Upload.load(edited(tmp_path / ANN, lambda tensors: tensors.update({key: spoilt(tensors[key], value)})))
 
 
+@pytest.mark.parametrize("ranks", [[-1, 5, 4], [4, 4, 5], [8, 0, 0]])
+def test_covariances_of_other_ranks(tmp_path: Path, ranks: list[int]) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["moments/covariances/ranks"] = torch.tensor(ranks)
+
+    with refused(ANN, "covariances"):
+        Upload.load(edited(tmp_path / ANN, change))
+
+
 @pytest.mark.parametrize(("method", "statistic"), [("regmean", "gram"), ("ma-echo", "projector")])
 def test_a_statistic_that_the_header_promises(tmp_path: Path, method: str, statistic: str) -> None:
     def drop(tensors: dict[str, Tensor]) -> None:

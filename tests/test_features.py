@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import maecho
 from conftest import Net, batches, network, rng
 from maecho import layers
+from maecho.aggregation import drawing
 from maecho.aggregation.correction import Correction
 from maecho.alignment import Alignment
 from maecho.features import narrow
@@ -116,8 +117,8 @@ def test_aligned_they_are_those_of_the_reference() -> None:
     for one, two in (Alignment().align(uploads), Alignment().align(cut)):
         first, second = one.features["2"], two.features["2"]
         torch.testing.assert_close(first.means, second.means, rtol=1e-5, atol=1e-5)
-        for one, other in zip(first.covariances, second.covariances, strict=True):
-            torch.testing.assert_close(one.dense(), other.dense(), rtol=1e-4, atol=1e-4)
+        for a, b in zip(first.covariances, second.covariances, strict=True):
+            torch.testing.assert_close(a.dense(), b.dense(), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(first.variances, second.variances, rtol=1e-4, atol=1e-4)
     soft = Alignment(transport="sinkhorn").align(cut)[1].features["2"]
     assert soft.means.isfinite().all()
@@ -217,6 +218,23 @@ def test_features_follow_a_linear_change_of_the_network() -> None:
         spread = told.variances[k].sqrt() / (y == label).sum().sqrt()
         assert bool(((f[y == label].mean(0) - told.means[k]).abs() < 5 * spread).all())
     assert not own[2]._forward_pre_hooks, "nothing stays behind"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_follows_is_found_once_a_client_if_there_is_room(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = [maecho.make_upload(network(seed), batches(seed), f"{seed}", rank=None) for seed in range(3)]
+    found: list[Correction] = []
+    plain, whole = Correction.map, maecho.aggregate(uploads, "echo-chain", model=network(), draws=300)
+
+    def counted(self: Correction, own: nn.Module, merged: nn.Module) -> Tensor:
+        found.append(self)
+        return plain(self, own, merged)
+
+    monkeypatch.setattr(Correction, "map", counted)
+    monkeypatch.setattr(drawing, "KEPT", 3 * 9 * 9 * 4 - (0 if kept else 1))
+    again = maecho.aggregate(uploads, "echo-chain", model=network(), draws=300)
+    assert len(found) == (3 if kept else 6), "two layers are behind the features"
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in again.items())
 
 
 def test_what_is_cut_off_is_kept_in_the_coordinates_that_suit_it() -> None:

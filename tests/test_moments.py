@@ -86,6 +86,22 @@ def test_fewer_different_examples_than_gaussians() -> None:
     assert [len(inputs) for inputs, _ in PseudoInputs(m, 3)] == m.counts.tolist()
 
 
+def test_every_class_has_directions_of_its_own_number(tmp_path: Path) -> None:
+    """One of a single example has none, and leaves its room to the others."""
+    x = torch.randn(201, 12, generator=rng(5))
+    for lonely in (True, False):
+        y = torch.zeros(201, dtype=torch.int64)
+        y[-1] = int(lonely)
+        upload = maecho.make_upload(network(), [(x, y)], "ann", ["moments"], rank="1400 B")
+        assert upload.moments is not None
+        ranks = [c.rank for c in upload.moments.covariances]
+        assert ranks == ([4, 0] if lonely else [8]), "a mean and its variances are the price of 4"
+        upload.save(tmp_path / "ann.safetensors")
+        back = maecho.Upload.load(tmp_path / "ann.safetensors").moments
+        assert back is not None
+        assert [c.rank for c in back.covariances] == ranks
+
+
 def test_long_inputs_are_sketched_with_the_same_trace() -> None:
     x = torch.randn(40, 1100, generator=rng(2)).double()
     for covariance in ("class", "shared"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import maecho
 from conftest import Net, batches, rng
 from conftest import network as mlp
-from maecho import RelayClient, RelayServer, data, relay
+from maecho import RelayClient, RelayServer, data, messages, relay
 from maecho.aggregation.drawing import Drawing
 from maecho.aggregation.regression import Regression
 from tiny import NAN, refused
@@ -334,6 +334,28 @@ class TestMessages:
         said = {"gram", "cross", "prior", "labels", "outputs", "counts"}
         assert clients[0].answer(server.broadcast()).keys() == {"clients", "examples", *(f"sum/2/{s}" for s in said)}
 
+    def test_what_is_symmetric_is_told_once(self) -> None:
+        server = RelayServer(mlp(dtype=torch.float64))
+        answer = made_clients()[0].answer(server.broadcast())
+        assert answer["sum/0/gram"].shape == (1, 13 * 14 // 2)
+        whole = torch.randn(2, 5, 5, generator=rng())
+        whole = whole + whole.mT
+        assert torch.equal(messages.unfolded(messages.folded(whole), 5), whole)
+        row = torch.ones(1, 1, 4)
+        assert torch.equal(messages.unfolded(messages.folded(row), 4), row), "of a diagonal all is told"
+
+    def test_the_server_says_how_large_they_were(self, tmp_path: Path) -> None:
+        clients, path = made_clients(), tmp_path / "relay.safetensors"
+        server, sizes = RelayServer(mlp(dtype=torch.float64), checkpoint=path), []
+        while not server.done:
+            answers = [client.answer(server.broadcast()) for client in clients]
+            sizes.append(max(sum(t.nbytes for t in answer.values()) for answer in answers))
+            server.collect(answers)
+        assert server.result().recipe["bytes"] == server.bytes_heard == sizes
+        other = RelayServer(mlp(dtype=torch.float64))
+        other.resume(path)
+        assert other.bytes_heard == sizes
+
     def test_no_layer_of_raw_inputs_is_told_the_labels(self) -> None:
         """Their sum by class would be the mean input of a class; asked twice or not."""
         client = made_clients()[0]
@@ -397,6 +419,7 @@ class TestComingAndGoing:
             ([{**good[0], f"sum/{name}/cross": [1.0]}], "must be a tensor, got list"),
             ([{k: t for k, t in good[0].items() if not k.endswith("/cross")}], f"the sums of '{name}', got none"),
             ([{**good[0], f"sum/{name}/cross": torch.ones(1, 2, 3)}], "got (1, 2, 3)"),
+            ([{**good[0], f"sum/{name}/gram": torch.ones(1, 7)}], "numbers, got (1, 7)"),
         ]
         if stage == 0:
             bad.append(([{k: t for k, t in good[0].items() if k != "stage/4"}], "got none for '4.weight'"))

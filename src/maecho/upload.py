@@ -291,7 +291,7 @@ _RESIDUAL = ("residual", "residual_of_cosines")
 def _moments_tensors(key: str, m: Moments) -> dict[str, Tensor]:
     parts = {f"{key}/classes": m.classes, f"{key}/counts": m.counts, f"{key}/means": m.means}
     bases = [covariance.basis[0] for covariance in m.covariances if covariance.basis is not None]
-    parts[f"{key}/covariances/ranks"] = torch.tensor([covariance.rank for covariance in m.covariances])
+    parts[f"{key}/covariances/ranks"] = m.counts.new_tensor([covariance.rank for covariance in m.covariances])
     parts[f"{key}/covariances/values"] = torch.cat([covariance.values[0] for covariance in m.covariances])
     parts[f"{key}/covariances/basis"] = torch.cat(bases, 1)
     return parts if m.residual is None else {**parts, f"{key}/{_RESIDUAL[m.in_cosines]}": m.residual}

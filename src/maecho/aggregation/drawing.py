@@ -72,7 +72,10 @@ class Players:
 
     def __init__(self, model: nn.Module, uploads: Iterable[Source], drawing: Drawing, ridge: float):
         if not isinstance(uploads, Cohort):
-            uploads = Cohort(uploads, {"moments"}, "echo-chain", uses={"features"} if drawing.features else ())
+            # Read to where the network is: what is drawn is drawn there.
+            device = next((p.device for p in model.parameters()), None)
+            uses = {"features"} if drawing.features else ()
+            uploads = Cohort(uploads, {"moments"}, "echo-chain", device, uses)
         self._cohort = uploads
         self._model, self._drawing, self._ridge = copy.deepcopy(model), drawing, ridge
         self._plan: Plan | None = None
