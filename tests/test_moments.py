@@ -95,7 +95,7 @@ def test_every_class_has_directions_of_its_own_number(tmp_path: Path) -> None:
         upload = maecho.make_upload(network(), [(x, y)], "ann", ["moments"], rank="1400 B")
         assert upload.moments is not None
         ranks = [c.rank for c in upload.moments.covariances]
-        assert ranks == ([4, 0] if lonely else [8]), "a mean and its variances are the price of 4"
+        assert ranks == ([4, 0] if lonely else [6]), "a mean and its variances are the price of two"
         upload.save(tmp_path / "ann.safetensors")
         back = maecho.Upload.load(tmp_path / "ann.safetensors").moments
         assert back is not None
