@@ -220,8 +220,10 @@ def test_methods(run: Run) -> None:
     assert said.keys() == METHODS.keys()
     assert {name: set(about["needs"]) for name, about in said.items()} == {n: m.needs for n, m in METHODS.items()}
     assert said["ma-echo"]["options"]["form"] == "released"
+    assert {rung["rounds"] for one in said["echo-chain"]["ladder"] for rung in one["rungs"]} >= {1, 2, "all"}
     shown = run("methods").out
     assert all(name in shown for name in METHODS)
+    assert "From one shot to a round a layer" in shown
 
 
 def test_reproduce_without_a_name(run: Run) -> None:
@@ -239,6 +241,17 @@ def test_reproduce_again_does_nothing_new(tmp_path: Path, run: Run) -> None:
     again = run(f"reproduce table-1 --quick --out {tmp_path} --json").json
     assert again == json.loads(before)
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, when)
+
+
+def test_reproduce_some_columns_and_show_what_is_there(tmp_path: Path, run: Run) -> None:
+    assert run(f"reproduce table-1 --quick --out {tmp_path} --show --json").json["runs"] == []
+    assert list(tmp_path.iterdir()) == []
+    run(f"reproduce table-1 --quick --out {tmp_path} --columns local,fedavg")
+    picture = tmp_path / "bytes.svg"
+    shown = run(f"reproduce table-1 --quick --out {tmp_path} --show --json --picture {picture}").json
+    assert all(list(one["columns"]) == ["local", "fedavg"] for one in shown["runs"])
+    assert len(shown["runs"]) == 4
+    assert ">fedavg<" in picture.read_text()
 
 
 @pytest.mark.slow
@@ -300,6 +313,8 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "inspect a script": ("inspect MODULE.py", ("MODULE.py", "safetensors")),
     "unknown experiment": ("reproduce table-99", ("table-1", "'table-99'")),
     "no data": ("reproduce table-1 --out new", ("mnist", "MAECHO_DATA")),
+    "unknown column": ("reproduce table-1 --quick --out new --columns ma-ecco", ("ma-echo", "'ma-ecco'")),
+    "show and do": ("reproduce table-1 --quick --out new --columns local --show", ("--show", "--columns")),
     "no such device": ("reproduce table-1 --quick --out new --device abacus", ("abacus",)),
     "bad beta": ("demo --out new --beta -1", ("beta", "positive", "-1")),
 }

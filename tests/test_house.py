@@ -21,6 +21,7 @@ LEAVES = {
     "scipy": {"matching.py"},
     "ot": {"alignment.py"},
     "dp_accounting": {"privacy.py"},
+    "matplotlib": {"plots.py"},
     "jaxtyping": None,
 }
 """What else may be imported, and where. jaxtyping is for the type checker alone."""
@@ -96,6 +97,13 @@ def test_the_readme_and_the_guide_say_the_same_of_every_method() -> None:
 
     assert guide.GUIDES.keys() == METHODS.keys()
     assert guide.markdown() in (ROOT / "README.md").read_text()
+
+
+def test_drawn_inputs_can_be_looked_at(tmp_path: Path) -> None:
+    import drawn_inputs
+
+    drawn_inputs.main(["--out", str(tmp_path / "drawn.png")])
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_example_says_what_its_docstring_says(capsys: pytest.CaptureFixture[str]) -> None:

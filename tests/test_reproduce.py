@@ -13,7 +13,7 @@ import pytest
 from maecho import METHODS, UploadError, experiment
 from maecho.aggregation import MAEcho
 from maecho.experiment import Experiment, results_path, settings, summarise
-from maecho.reproduce import reproduce
+from maecho.reproduce import _gathered_at_once, reproduce
 from maecho.training import LocalTraining
 
 TINY = Experiment(
@@ -144,6 +144,43 @@ def test_other_training_is_not_taken_from_old_results(tmp_path: Path) -> None:
     assert [run["made_of"] for run in new["runs"]] != [run["made_of"] for run in old["runs"]]
     assert accuracies(new) == accuracies(reproduce(longer, tmp_path / "afresh"))
     assert accuracies(new) != accuracies(old)
+
+
+def test_only_the_columns_asked_for_are_done(tmp_path: Path) -> None:
+    assert reproduce(ONE, tmp_path, columns=())["runs"] == []
+    first = reproduce(ONE, tmp_path, columns=["ensemble"])["runs"][0]["columns"]
+    assert list(first) == ["ensemble"]
+    whole = reproduce(ONE, tmp_path)["runs"][0]["columns"]
+    assert list(whole) == list(ONE.methods)
+    assert whole["ensemble"] == first["ensemble"]
+    with pytest.raises(UploadError, match=r"columns must be among local, ma-echo, ensemble, got 'fedavg'"):
+        reproduce(ONE, tmp_path, columns=["fedavg"])
+
+
+def test_what_a_client_uploads_is_counted(tmp_path: Path) -> None:
+    methods = {
+        **ONE.methods,
+        "small": {"method": "echo-chain", "upload": {"rank": "90 KB"}},
+        "two": {"method": "echo-relay", "rounds": 2, "upload": {"rank": "90 KB"}},
+        "relay": {"method": "echo-relay"},
+    }
+    (run,) = reproduce(replace(ONE, methods=methods), tmp_path)["runs"]
+    sizes, weights = {name: column["bytes"] for name, column in run["columns"].items()}, run["weights_bytes"]
+    assert weights == 4 * (64 * 100 + 100 * 50 + 50 * 10)
+    assert (sizes["local"], sizes["ensemble"]) == (0, weights)
+    assert weights < sizes["ma-echo"]
+    assert weights < sizes["small"] <= 90_000
+    head = 8 * (50 * 51 // 2 + 3 * 10 * 50 + 10 * 10)
+    assert 0.9 * head < sizes["two"] - sizes["small"] < 1.1 * head
+    prior_and_cross = 2 * 8 * (64 * 100 + 100 * 50 + 50 * 10)
+    assert sizes["relay"] > prior_and_cross + 8 * (64 * 65 // 2 + 100 * 101 // 2 + 50 * 51 // 2)
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_batches_for_gathering_are_whole_batches_of_training(size: int, tmp_path: Path) -> None:
+    """So that projectors, which are of batches, are what they would be one batch at a time."""
+    one = replace(ONE, training=replace(ONE.training, batch_size=size), methods={"ma-echo": {"method": "ma-echo"}})
+    assert _gathered_at_once(one) == {16: 16, 64: 1024}[size]
 
 
 def test_same_and_different_initialisations_share_nothing_but_the_split(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from maecho import console, inspection, named
+from maecho import console, inspection, ladder, named
 from maecho._version import __version__
 from maecho.aggregation import METHODS, aggregate, choose
 from maecho.client import make_upload
@@ -236,7 +236,7 @@ def inspect(file: Annotated[Path, typer.Argument(help="An upload file.")], as_js
 
 @app.command()
 def methods(as_json: Json = False) -> None:
-    """Every method, what it needs uploaded, and its options.
+    """Every method, what it needs uploaded, and its options; and what each round more than one brings and costs.
 
     Example: `maecho methods`
     """
@@ -244,11 +244,13 @@ def methods(as_json: Json = False) -> None:
         console.print_json(
             {
                 name: {"needs": sorted(m.needs), **dataclasses.asdict(GUIDES[name]), "options": _defaults(m)}
+                | ({"ladder": [dataclasses.asdict(one) for one in ladder.ladders()]} if name == "echo-chain" else {})
                 for name, m in METHODS.items()
             }
         )
     else:
         console.show_methods({name: _defaults(m) for name, m in METHODS.items()})
+        console.show_ladders(ladder.ladders())
 
 
 @app.command("reproduce")
@@ -258,6 +260,13 @@ def reproduce_(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of one thread.")] = 1,
     device: Annotated[str, typer.Option(help="Where clients are trained and merged: cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder of the results; what is there is not done again.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns of the table are done, separated by commas.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Nothing is done: what is there is shown.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw accuracy against bytes uploaded into this file (.svg, .png, .pdf).")
+    ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -265,19 +274,27 @@ def reproduce_(
 
     Stops and goes on where it stopped. Example: `maecho reproduce table-1 --jobs 2`
     """
+    if show and columns is not None:
+        raise UploadError("--show must come without --columns, got both")
     if name is None:
         for known in names():
             print(f"{known}: {Experiment.load(known).title}")
         return
     experiment = Experiment.load(name, quick)
     with console.run_progress(experiment.name) as on_run:
-        results = reproduce(experiment, out, jobs, device, on_run)
+        only = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+        results = reproduce(experiment, out, jobs, device, on_run, () if show else only)
+    table = summarise(experiment, results)
     if as_json:
         console.print_json(results)
     elif as_markdown:
-        print(markdown(experiment, summarise(experiment, results)))
+        print(markdown(experiment, table))
     else:
-        console.show_results(experiment, summarise(experiment, results), results_path(experiment, out))
+        console.show_results(experiment, table, results_path(experiment, out))
+    if picture is not None:
+        from maecho.plots import against_bytes  # matplotlib takes a second to import
+
+        against_bytes(experiment, table, picture)
 
 
 def _show_upload(path: Path, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from maecho import inspection
 from maecho.aggregation import Merged
 from maecho.evaluation import Evaluation
 from maecho.guide import GUIDES
+from maecho.ladder import Ladder
 from maecho.upload import Upload
 
 if TYPE_CHECKING:
@@ -129,6 +130,23 @@ def show_methods(methods: Mapping[str, Mapping[str, Any]]) -> None:
             drawn.add_row(what, escape(text.replace("`", "")))
         out.print(drawn)
     out.print("Change an option with --set, e.g. [bold]maecho aggregate … --method ma-echo --set steps=30[/bold]")
+
+
+def show_ladders(ladders: Sequence[Ladder]) -> None:
+    """What each further round at real data brings, and what it costs."""
+    for one in ladders:
+        drawn = Table(title=f"From one shot to a round a layer. {one.title}", title_justify="left", title_style="bold")
+        for column in ("rounds", "where real data are asked", "a client uploads", "times the weights", *one.cells):
+            drawn.add_column(column, justify="left" if column.startswith("where") else "right")
+        for rung in one.rungs:
+            drawn.add_row(
+                str(rung.rounds),
+                rung.asked,
+                size(rung.bytes),
+                f"{rung.bytes / one.weights:.1f}",
+                *("not run" if accuracy is None else f"{accuracy:.1f} %" for accuracy in rung.accuracies),
+            )
+        out.print(drawn)
 
 
 @contextlib.contextmanager

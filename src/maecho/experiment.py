@@ -155,6 +155,8 @@ class Figure:
     high: float
     seeds: int
     paper: float | None
+    bytes: float | None
+    """What the client uploads that uploads most; None if that was not counted."""
 
 
 def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
@@ -173,11 +175,17 @@ def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[
         figures = {}
         aliases = experiment.paper.get("columns", {})
         for column in experiment.methods:
-            values = [run["columns"][column]["accuracy"] for run in runs if column in run["columns"]]
-            if not values:
+            found = [run["columns"][column] for run in runs if column in run["columns"]]
+            if not found:
                 continue  # a column that was added since and not run yet
+            values, sizes = [one["accuracy"] for one in found], [one.get("bytes") for one in found]
             figures[column] = Figure(
-                statistics.fmean(values), min(values), max(values), len(values), row.get(aliases.get(column, column))
+                statistics.fmean(values),
+                min(values),
+                max(values),
+                len(values),
+                row.get(aliases.get(column, column)),
+                None if None in sizes else statistics.fmean(sizes),
             )
         table.append((cell, figures))
     return table

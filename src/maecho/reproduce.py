@@ -48,11 +48,16 @@ def reproduce(
     jobs: int = 1,
     device: str = "cpu",
     on_run: Callable[[int, int, dict[str, Any]], None] | None = None,
+    columns: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Do every run that is not done yet; the results, as they are on disk.
 
-    `on_run` is told the number of finished runs, the number of all, and the run just finished.
+    `on_run` is told the number of finished runs, the number of all, and the run just finished. Of the table's columns
+    only those named are done, if any are; `columns=()` does nothing, and gives what is there.
     """
+    for column in columns or ():
+        if column not in experiment.methods:
+            raise UploadError(f"columns must be among {', '.join(experiment.methods)}, got {column!r}")
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
         raise UploadError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
     path = results_path(experiment, out)
@@ -61,10 +66,10 @@ def reproduce(
     for cell in experiment.cells:
         for seed in experiment.seeds:
             old = next((r for r in results["runs"] if r["cell"] == cell and r["seed"] == seed), None)
-            if old is None or _columns_to_do(experiment, old):
+            if _columns_to_do(experiment, old, columns):
                 todo.append((cell, seed, old))
     done = len(experiment.cells) * len(experiment.seeds) - len(todo)
-    for run in _all(experiment, todo, jobs, device):
+    for run in _all(experiment, todo, jobs, device, columns):
         same = [r for r in results["runs"] if not (r["cell"] == run["cell"] and r["seed"] == run["seed"])]
         order = {json.dumps(cell, sort_keys=True): i for i, cell in enumerate(experiment.cells)}
         results["runs"] = sorted(
@@ -98,24 +103,31 @@ def _read_results(path: Path, experiment: Experiment) -> tuple[dict[str, Any], l
     return results, others
 
 
-def _columns_to_do(experiment: Experiment, old: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+def _columns_to_do(
+    experiment: Experiment, old: Mapping[str, Any] | None, columns: Collection[str] | None
+) -> dict[str, Mapping[str, Any]]:
     done = old["columns"] if old else {}
-    return {c: o for c, o in experiment.methods.items() if done.get(c, {}).get("settings") != settings(o)}
+    wanted = {c: o for c, o in experiment.methods.items() if columns is None or c in columns}
+    return {c: o for c, o in wanted.items() if done.get(c, {}).get("settings") != settings(o)}
 
 
 def _all(
-    experiment: Experiment, todo: list[tuple[Cell, int, dict[str, Any] | None]], jobs: int, device: str
+    experiment: Experiment,
+    todo: list[tuple[Cell, int, dict[str, Any] | None]],
+    jobs: int,
+    device: str,
+    columns: Collection[str] | None,
 ) -> Iterator[dict[str, Any]]:
     """Runs as they finish, in so many processes of one thread each."""
     if jobs <= 1:
         for cell, seed, old in todo:
-            yield run_cell(experiment, cell, seed, old, device)
+            yield run_cell(experiment, cell, seed, old, device, columns)
         return
     with ProcessPoolExecutor(
         jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         futures: list[Future[dict[str, Any]]] = [
-            pool.submit(run_cell, experiment, cell, seed, old, device) for cell, seed, old in todo
+            pool.submit(run_cell, experiment, cell, seed, old, device, columns) for cell, seed, old in todo
         ]
         try:
             for future in as_completed(futures):
@@ -126,10 +138,15 @@ def _all(
 
 
 def run_cell(
-    experiment: Experiment, cell: Cell, seed: int, old: dict[str, Any] | None = None, device: str = "cpu"
+    experiment: Experiment,
+    cell: Cell,
+    seed: int,
+    old: dict[str, Any] | None = None,
+    device: str = "cpu",
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """One run; of an old one only the columns that are missing or have changed."""
-    columns = _columns_to_do(experiment, old)
+    columns = _columns_to_do(experiment, old, only)
     dataset = data.load(experiment.data)
     parts = partition.dirichlet(
         dataset.y_train.numpy(), cell["clients"], cell["beta"], np.random.default_rng([seed, cell["clients"]])
@@ -169,7 +186,7 @@ def run_cell(
         "seed": seed,
         "made_of": _made_of(experiment, cell, seed),
         "partition": partition.class_counts(dataset.y_train.numpy(), parts, dataset.classes).tolist(),
-        "columns": {column: ({**kept, **found})[column] for column in experiment.methods},
+        "columns": {column: {**kept, **found}[column] for column in experiment.methods if column in {**kept, **found}},
         "weights_bytes": max(upload.bytes(()) for upload in uploads),
         "seconds": {"training": round(trained - began, 2), "statistics": round(gathered - trained, 2)},
         "device": device if device == "cpu" else torch.cuda.get_device_name(),
