@@ -356,6 +356,19 @@ class TestMessages:
         other.resume(path)
         assert other.bytes_heard == sizes
 
+    def test_uploads_of_before_are_gone_on_from(self) -> None:
+        model, pairs = mlp(), [(mlp(seed), batches(seed)) for seed in (1, 2)]
+        sent = [
+            maecho.make_upload(m, b, f"client {i}", ["moments", "features"], rank=None)
+            for i, (m, b) in enumerate(pairs)
+        ]
+        whole = relay(model, pairs, rounds=2)
+        same(relay(model, pairs, rounds=2, uploads=sent), whole)
+        assert whole.recipe["upload_bytes"] == max(upload.bytes() for upload in sent)
+        small = [maecho.make_upload(m, b, f"client {i}", rank=2) for i, (m, b) in enumerate(pairs)]
+        assert relay(model, pairs, rounds=2, uploads=small).recipe["upload_bytes"] < whole.recipe["upload_bytes"]
+        assert relay(model, pairs, uploads=small).recipe["upload_bytes"] == 0
+
     def test_no_layer_of_raw_inputs_is_told_the_labels(self) -> None:
         """Their sum by class would be the mean input of a class; asked twice or not."""
         client = made_clients()[0]

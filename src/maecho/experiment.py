@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from maecho.aggregation import choose
+from maecho.aggregation import choose, gathered_for
 from maecho.aggregation.drawing import Drawing
 from maecho.aggregation.regression import Regression
 from maecho.errors import UploadError
@@ -89,10 +89,9 @@ class Experiment:
                 choose(**plain(options))
             elif options.get("by", "probabilities") not in ("logits", "probabilities", "class-aware"):
                 raise ValueError(f"by must be logits, probabilities or class-aware, got {options['by']!r}")
-            may_say = ["rank"] if options["method"] == "echo-relay" else ["rank", "gaussians", "covariance", "labels"]
-            unknown = sorted(set(options.get("upload", {})) - set(may_say))
+            unknown = sorted(set(options.get("upload", {})) - {"rank", "gaussians", "covariance", "labels"})
             if unknown:
-                raise ValueError(f"upload of {options['method']} may say {', '.join(may_say)}, got {unknown[0]!r}")
+                raise ValueError(f"upload may say rank, gaussians, covariance and labels, got {unknown[0]!r}")
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,16 +100,22 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `relay` for a column of echo-relay: its rounds, how far its uploads are cut, and options of
-    Regression and Drawing."""
+    """The arguments of `relay` for a column of echo-relay: its rounds, and options of Regression and Drawing."""
     given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
     of_drawing = {f.name for f in fields(Drawing)}
     return {
         "rounds": options.get("rounds", "all"),
-        "rank": options.get("upload", {}).get("rank"),
         "regression": Regression(**{key: value for key, value in given.items() if key not in of_drawing}),
         "drawing": Drawing(**{key: value for key, value in given.items() if key in of_drawing}),
     }
+
+
+def gathered(options: Mapping[str, Any]) -> frozenset[str]:
+    """The statistics that a column's uploads must carry."""
+    if options["method"] == "echo-relay":
+        drawing = protocol(options)["drawing"]
+        return drawing.needs | drawing.uses if options.get("rounds", "all") != "all" else frozenset()
+    return frozenset() if options["method"] in NOT_METHODS else gathered_for(choose(**plain(options))[1])
 
 
 def settings(options: Mapping[str, Any]) -> str:

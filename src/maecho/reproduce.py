@@ -26,12 +26,12 @@ from torch import nn
 
 from maecho import data, files, networks, partition, spaces
 from maecho._version import __version__
-from maecho.aggregation import aggregate, choose, gathered_for
+from maecho.aggregation import aggregate
 from maecho.aggregation.relay import relay
 from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
-from maecho.experiment import NOT_METHODS, Cell, Experiment, plain, protocol, results_path, settings
+from maecho.experiment import Cell, Experiment, gathered, plain, protocol, results_path, settings
 from maecho.recursion import MEAN_OF
 from maecho.upload import Upload
 
@@ -156,21 +156,21 @@ def run_cell(
     trained = time.perf_counter()
     needs = {"classes"}
     for options in columns.values():
-        if options["method"] not in NOT_METHODS and "upload" not in options:
-            needs |= gathered_for(choose(**plain(options))[1])
+        if "upload" not in options:
+            needs |= gathered(options)
     clients: list[Client] = []
     for i, (model, part) in enumerate(zip(models, parts, strict=True)):
         x, y = _take(dataset, part)
         order = torch.Generator().manual_seed(_seed("batches", seed, i))
         clients.append((model.to(device), data.batches(x, y, _gathered_at_once(experiment), order)))
     uploads = _uploads(clients, needs, device, {"rank": None})
-    gathered = time.perf_counter()
+    ready = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
     found = {}
     for column, options in columns.items():
         given = uploads
-        if "upload" in options and options["method"] not in NOT_METHODS:
-            given = _uploads(clients, gathered_for(choose(**plain(options))[1]), device, options["upload"])
+        if "upload" in options:
+            given = _uploads(clients, gathered(options), device, options["upload"])
         began_column = time.perf_counter()
         made, sent = _apply(experiment, options, clients, given, device)
         seconds = time.perf_counter() - began_column
@@ -188,7 +188,7 @@ def run_cell(
         "partition": partition.class_counts(dataset.y_train.numpy(), parts, dataset.classes).tolist(),
         "columns": {column: {**kept, **found}[column] for column in experiment.methods if column in {**kept, **found}},
         "weights_bytes": max(upload.bytes(()) for upload in uploads),
-        "seconds": {"training": round(trained - began, 2), "statistics": round(gathered - trained, 2)},
+        "seconds": {"training": round(trained - began, 2), "statistics": round(ready - trained, 2)},
         "device": device if device == "cpu" else torch.cuda.get_device_name(),
         "versions": {
             "maecho": __version__,
@@ -235,10 +235,10 @@ def _apply(
         return Ensemble(models, options.get("by", "probabilities"), counts), max(u.bytes(()) for u in uploads)
     model = networks.build(experiment.network, torch.Generator().manual_seed(0))
     if options["method"] == "echo-relay":
-        merged = relay(model.to(device), clients, progress=False, **protocol(options))
+        merged = relay(model.to(device), clients, uploads=uploads, progress=False, **protocol(options))
         model.load_state_dict(merged)
         return model, merged.recipe["upload_bytes"] + sum(merged.recipe["bytes"])
-    sent = max(upload.bytes(gathered_for(choose(**plain(options))[1])) for upload in uploads)
+    sent = max(upload.bytes(gathered(options)) for upload in uploads)
     return spaces.load(model, aggregate(uploads, model=model, **{"device": device, **plain(options)})), sent
 
 

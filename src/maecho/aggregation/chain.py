@@ -60,12 +60,11 @@ class EchoChain:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"moments"})
+        return self._parts()[1].needs
 
     @property
     def uses(self) -> frozenset[str]:
-        """What it makes something of where it is there."""
-        return frozenset({"features"} if self.features else ())
+        return self._parts()[1].uses
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         cohort = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "echo-chain", uses=self.uses)

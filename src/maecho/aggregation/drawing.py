@@ -45,6 +45,16 @@ class Drawing:
         number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
         one_of("noise", self.noise, NOISES)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """The statistics that inputs are drawn from."""
+        return frozenset({"moments"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Those that it makes something of where they are there."""
+        return frozenset({"features"} if self.features else ())
+
 
 class Player(RelayClient):
     """A client that is not there: its model, and inputs that look like its own."""
@@ -74,8 +84,7 @@ class Players:
         if not isinstance(uploads, Cohort):
             # Read to where the network is: what is drawn is drawn there.
             device = next((p.device for p in model.parameters()), None)
-            uses = {"features"} if drawing.features else ()
-            uploads = Cohort(uploads, {"moments"}, "echo-chain", device, uses)
+            uploads = Cohort(uploads, drawing.needs, "echo-chain", device, drawing.uses)
         self._cohort = uploads
         self._model, self._drawing, self._ridge = copy.deepcopy(model), drawing, ridge
         self._plan: Plan | None = None

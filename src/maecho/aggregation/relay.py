@@ -16,6 +16,7 @@ from maecho.errors import UploadError
 from maecho.privacy import Privacy
 from maecho.progress import track
 from maecho.respondent import RelayClient
+from maecho.upload import Upload
 
 
 def relay(
@@ -26,7 +27,7 @@ def relay(
     regression: Regression | None = None,
     drawing: Drawing | None = None,
     prior: Mapping[str, Tensor] | None = None,
-    rank: int | float | str | None = None,
+    uploads: Sequence[Upload] | None = None,
     progress: bool | None = None,
     privacy: Privacy | None = None,
 ) -> Merged:
@@ -36,23 +37,26 @@ def relay(
         model: a network of the clients' architecture, any weights. Left as it is.
         clients: pairs of a trained model and its batches (something that can be gone through again).
         rounds, regression, drawing, prior: as of RelayServer.
-        rank: how far uploads, which come before where not all rounds are at real data, are cut down; as of make_upload.
+        uploads: what the clients have uploaded before, with moments, for rounds other than "all". Made here, uncut, if
+            there are none.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         privacy: noise on all that every client says of its data; the recipe tells what it adds up to.
     """
     pairs = list(clients)
     if not pairs:
         raise UploadError("there must be at least one client to relay, got none")
+    drawing = drawing or Drawing()
     before = 0 if rounds == "all" else 1  # an upload comes first
     respondents = [
         RelayClient(own, batches, f"client {i}", progress=False, privacy=privacy, released=before)
         for i, (own, batches) in enumerate(pairs)
     ]
-    uploads = None
-    if rounds != "all":
-        statistics = ("moments", "classes") if privacy is not None else ("moments", "classes", "features")
+    if rounds == "all":
+        uploads = None  # nothing is drawn
+    elif uploads is None:
+        statistics = sorted(drawing.needs | (drawing.uses if privacy is None else frozenset()))
         uploads = [
-            make_upload(own, batches, f"client {i}", statistics, rank, progress=progress, privacy=privacy)
+            make_upload(own, batches, f"client {i}", statistics, rank=None, progress=progress, privacy=privacy)
             for i, (own, batches) in enumerate(pairs)
         ]
     server = RelayServer(model, rounds=rounds, uploads=uploads, regression=regression, drawing=drawing, prior=prior)
@@ -61,7 +65,8 @@ def relay(
         label = f"echo-relay, stage {len(server.clients_heard) + 1}"
         server.collect(client.answer(question) for client in track(respondents, label, show=progress))
     merged = server.result()
-    merged.recipe["upload_bytes"] = max((upload.bytes() for upload in uploads or ()), default=0)
+    drawn_from = drawing.needs | drawing.uses
+    merged.recipe["upload_bytes"] = max((upload.bytes(drawn_from) for upload in uploads or ()), default=0)
     if privacy is not None:
         merged.recipe["privacy"] = privacy.recipe(max(client.released for client in respondents))
     return merged
