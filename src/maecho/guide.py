@@ -83,7 +83,8 @@ GUIDES: dict[str, Guide] = {
     "echo-chain": Guide(
         "layer after layer fitted to the clients' layers, on drawn inputs that have passed the merged layers before",
         "the network itself (`model=`); moments of the raw inputs; better with features", "yes", "yes", "yes",
-        "seconds; memory of one upload and a chunk of inputs", "the best in one shot; `maecho.relay` for more rounds",
+        "seconds; memory of one upload, a chunk of inputs and, with features, up to 1 GiB",
+        "the best in one shot; `maecho.relay` for more rounds",
     ),
 }  # fmt: skip
 
