@@ -119,6 +119,15 @@ def test_a_number_that_is_not_finite(tmp_path: Path, key: str, value: float) -> 
         Upload.load(edited(tmp_path / ANN, lambda tensors: tensors.update({key: spoilt(tensors[key], value)})))
 
 
+@pytest.mark.parametrize("part", ["moments", "features/2"])
+def test_a_part_left_out_of_header_and_file(tmp_path: Path, part: str) -> None:
+    """As if it had never been there."""
+    about = files.read_about(edited(tmp_path / ANN), "upload")
+    listed = {name: what for name, what in about["tensors"].items() if name != f"{part}/means"}
+    with refused(ANN, part.split("/")[0]):
+        Upload.load(edited(tmp_path / ANN, lambda tensors: tensors.pop(f"{part}/means"), tensors=listed))
+
+
 @pytest.mark.parametrize("ranks", [[-1, 5, 4], [4, 4, 5], [8, 0, 0]])
 def test_covariances_of_other_ranks(tmp_path: Path, ranks: list[int]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:

@@ -314,6 +314,8 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown experiment": ("reproduce table-99", ("table-1", "'table-99'")),
     "no data": ("reproduce table-1 --out new", ("mnist", "MAECHO_DATA")),
     "unknown column": ("reproduce table-1 --quick --out new --columns ma-ecco", ("ma-echo", "'ma-ecco'")),
+    "no column": ("reproduce table-1 --quick --out new --columns ,", ("ma-echo", "got ''")),
+    "no picture": ("reproduce table-1 --quick --out new --picture a.gif", (".svg", "'a.gif'")),
     "show and do": ("reproduce table-1 --quick --out new --columns local --show", ("--show", "--columns")),
     "no such device": ("reproduce table-1 --quick --out new --device abacus", ("abacus",)),
     "bad beta": ("demo --out new --beta -1", ("beta", "positive", "-1")),

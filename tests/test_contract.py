@@ -97,7 +97,7 @@ def skip_tokens(name: str) -> None:
     if name == "dense":
         pytest.skip("dense generates real numbers, not the tokens that an embedding takes")
     if "echo-chain" in name or "activations" in name:
-        pytest.skip("inputs are drawn from Gaussians, and an embedding takes tokens")
+        pytest.skip("inputs are drawn by mean and covariance, and an embedding takes tokens")
 
 
 @pytest.fixture(params=["mlp", "everything"])

@@ -14,7 +14,7 @@ import maecho
 from conftest import Net, batches, network, rng
 from maecho import layers
 from maecho.aggregation import drawing
-from maecho.aggregation.correction import Correction
+from maecho.aggregation.correction import MAP_DRAWS, Correction
 from maecho.alignment import Alignment
 from maecho.features import narrow
 from maecho.moments import Moments
@@ -179,6 +179,29 @@ def test_one_client_comes_back_through_its_features() -> None:
 def correction(upload: maecho.Upload, ridge: float = 0.0) -> Correction:
     assert upload.moments is not None
     return Correction(PseudoInputs(upload.moments, 2000, 100, dtype=torch.float64), "2", upload.features["2"], 0, ridge)
+
+
+def test_what_follows_is_fitted_on_more_draws_than_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = maecho.make_upload(network(dtype=torch.float64), batches(dtype=torch.float64), "ann", rank=None)
+    seen: list[int] = []
+    reaching = Correction._reaching
+
+    def counted(self: Correction, net: nn.Module, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return reaching(self, net, x)
+
+    monkeypatch.setattr(Correction, "_reaching", counted)
+    correction(upload).map(network(dtype=torch.float64), network(1, dtype=torch.float64))
+    assert sum(seen) == 2 * MAP_DRAWS * 2000, "by both networks"
+    assert MAP_DRAWS > 1
+
+
+def test_layers_of_any_name_travel(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.ModuleDict({"a/b": nn.Linear(12, 4)})["a/b"], nn.ReLU())
+    model.add_module("c/means", nn.Linear(4, 5))
+    upload = maecho.make_upload(model, batches(), "ann")
+    upload.save(tmp_path / "ann.safetensors")
+    assert maecho.Upload.load(tmp_path / "ann.safetensors").features.keys() == upload.features.keys() == {"c/means"}
 
 
 def test_where_networks_agree_features_follow_as_they_are() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import maecho
 from conftest import rng
 from maecho import cosines, leaves
+from maecho.aggregation.drawing import Drawing
 from maecho.moments import Moments
 from maecho.pseudo import NOISES, Noise, draw
 
@@ -103,6 +104,48 @@ def test_what_is_no_image_is_gaussian() -> None:
     m = told(torch.randn(50, 12, generator=rng()))
     one, other = (draw(m, 0, 20, rng(3), torch.float32, noise) for noise in NOISES)
     assert torch.equal(one, other)
+
+
+def test_it_is_the_same_whatever_the_default_dtype() -> None:
+    one = leaves.paint(3, (1, 8, 8), rng())
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(leaves.paint(3, (1, 8, 8), rng()), one)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def pictures(seed: int) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4), nn.ReLU(), nn.Linear(4, 2)
+        )
+    return model, [(smooth(60) + seed, torch.arange(60) % 2)]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_images_are_drawn_with_edges_unless_asked_otherwise(rounds: int) -> None:
+    pairs = [pictures(1), pictures(2)]
+
+    def merged(drawing: Drawing | None) -> Tensor:
+        return maecho.relay(pictures(0)[0], pairs, rounds=rounds, drawing=drawing)["0.weight"]
+
+    plain, edges, gaussian = merged(None), merged(Drawing(noise="leaves")), merged(Drawing(noise="gaussian"))
+    assert torch.equal(plain, edges)
+    assert not torch.allclose(plain, gaussian, rtol=1e-3)
+    uploads = [maecho.make_upload(*pair, f"client {i}", rank=None) for i, pair in enumerate(pairs)]
+    whole = maecho.aggregate(uploads, "echo-chain", model=pictures(0)[0])["0.weight"]
+    other = maecho.aggregate(uploads, "echo-chain", model=pictures(0)[0], noise="gaussian")["0.weight"]
+    assert torch.equal(whole, plain)
+    assert torch.equal(other, gaussian)
+
+
+def test_the_recipe_of_a_relay_says_what_was_drawn() -> None:
+    pairs = [pictures(1), pictures(2)]
+    drawn = maecho.relay(pictures(0)[0], pairs, rounds=2, drawing=Drawing(draws=77)).recipe["options"]
+    assert "Drawing(draws=77" in drawn
+    assert "Drawing" not in maecho.relay(pictures(0)[0], pairs).recipe["options"]
 
 
 def test_another_noise_is_refused() -> None:

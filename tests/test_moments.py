@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import maecho
 from conftest import batches, network, rng
 from maecho.moments import CLUSTERED, NO_CLASS, ClassScatter, Moments, centres
 from maecho.pseudo import PseudoInputs, seed_for
+from maecho.spectra import Spectrum
 from tiny import QUICK, refused
 
 
@@ -100,6 +102,18 @@ def test_every_class_has_directions_of_its_own_number(tmp_path: Path) -> None:
         back = maecho.Upload.load(tmp_path / "ann.safetensors").moments
         assert back is not None
         assert [c.rank for c in back.covariances] == ranks
+
+
+def test_covariances_are_one_matrix_each() -> None:
+    whole = told(batches())
+    c = whole.covariances[0]
+    assert c.basis is not None
+    for odd in (
+        Spectrum(c.values[0].expand(2, -1), c.basis.expand(2, -1, -1)),
+        Spectrum.of_diagonal(torch.ones(1, 12)),
+    ):
+        with pytest.raises(ValueError, match="one matrix each"):
+            replace(whole, covariances=(odd,))
 
 
 def test_long_inputs_are_sketched_with_the_same_trace() -> None:

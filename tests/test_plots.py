@@ -13,7 +13,7 @@ import pytest
 
 from maecho import experiment, ladder
 from maecho.errors import UploadError
-from maecho.experiment import Experiment, summarise
+from maecho.experiment import Experiment, settings, summarise
 from maecho.plots import _apart, against_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,10 +21,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def measured(config: Experiment, sizes: bool = True) -> dict[str, Any]:
     """Results of all columns, as if they had been run."""
-    columns: dict[str, Any] = {name: {"accuracy": 20.0 + 3 * k} for k, name in enumerate(config.methods)}
-    for k, name in enumerate(config.methods):
+    columns: dict[str, Any] = {}
+    for k, (name, options) in enumerate(config.methods.items()):
+        columns[name] = {"accuracy": 20.05 + 3 * k, "settings": settings(options)}
         columns[name] |= {"bytes": 0 if name == "local" else 1000 * (k + 1)} if sizes else {}
-    runs = [{"cell": cell, "seed": 0, "columns": dict(columns), "weights_bytes": 1000} for cell in config.cells]
+    runs = [
+        {"cell": cell, "seed": seed, "columns": dict(columns), "weights_bytes": 1000}
+        for cell in config.cells
+        for seed in config.seeds
+    ]
     return {"runs": runs}
 
 
@@ -81,10 +86,21 @@ def test_a_ladder_has_a_rung_for_every_column_of_ours(config: Experiment) -> Non
 
 def test_what_was_not_measured_is_left_out(config: Experiment) -> None:
     results = measured(config)
-    del results["runs"][0]["columns"]["echo-relay"]
-    assert ladder.ladder(config, results).rungs[-1].accuracies[0] is None
+    for run in results["runs"][: len(config.seeds)]:
+        del run["columns"]["echo-relay"]
+    for run in results["runs"]:
+        run["columns"]["echo-chain"] = {**run["columns"]["echo-chain"], "settings": "of old"}
+    found = ladder.ladder(config, results)
+    assert found.rungs[-1].accuracies[0] is None
+    assert "echo-chain" not in [rung.name for rung in found.rungs], "measured with other settings"
     few = replace(config, methods={"echo-relay": {"method": "echo-relay"}})
     assert ladder.ladder(few, measured(few, sizes=False)).rungs == ()
+
+
+def test_layers_may_be_named(config: Experiment) -> None:
+    named = replace(config, methods={"some": {"method": "echo-relay", "rounds": ["fc1", "fc3"]}})
+    (rung,) = ladder.ladder(named, measured(named)).rungs
+    assert (rung.rounds, rung.asked) == (3, "at fc1, fc3")
 
 
 def test_without_results_there_is_no_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,4 +119,5 @@ def test_the_documentation_shows_what_is_committed() -> None:
     assert "bytes.svg" in page
     assert all(f">{column}<" in picture for column in config.methods)
     results = json.loads((experiment.folder() / "results" / "echo-bytes.json").read_text())
-    assert all(figure.seeds == 3 for _, figures in summarise(config, results) for figure in figures.values())
+    for _, figures in summarise(config, results):
+        assert all(figure.seeds == 3 and figure.current for figure in figures.values())

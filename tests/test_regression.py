@@ -223,18 +223,10 @@ def test_a_batchnorm_by_itself_is_fitted_on_its_inputs() -> None:
     torch.testing.assert_close(model.eval()(x), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_bad_options_and_sums() -> None:
+def test_bad_options() -> None:
     with refused("ridge must be at least 0 and finite", "-1", error=ValueError):
         Regression(ridge=-1)
     with refused("pull must be in [0, 1]", "1.5", error=ValueError):
         Regression(pull=1.5)
     with refused("head must be one of regression, ridge, lda", "'svm'", error=ValueError):
         Regression(head="svm")  # type: ignore[arg-type]
-    model = nn.Sequential(nn.Linear(6, 3, bias=False))
-    unit, sums = network(model)["0"], totals(randn(9, 6), randn(9, 3))
-    with refused("the sums of '0' must be (1, 3, 6)", "got (1, 2, 6)"):
-        fitted(Regression(), unit, {**sums, "cross": randn(1, 2, 6)}, randn(1, 3, 6), model, 9)
-    with refused("the sums of '0' must be (1, 3, 6)", "got (1, 3, 7)"):
-        fitted(Regression(), unit, sums, randn(1, 3, 7), model, 9)
-    with refused("of '0' must be of 6 inputs", "got 7"):
-        fitted(Regression(), unit, {**sums, "gram": randn(1, 7, 7)}, randn(1, 3, 6), model, 9)

@@ -368,6 +368,18 @@ class TestMessages:
         small = [maecho.make_upload(m, b, f"client {i}", rank=2) for i, (m, b) in enumerate(pairs)]
         assert relay(model, pairs, rounds=2, uploads=small).recipe["upload_bytes"] < whole.recipe["upload_bytes"]
         assert relay(model, pairs, uploads=small).recipe["upload_bytes"] == 0
+        with refused("uploads must be Upload objects, got str"):
+            relay(model, pairs, rounds=2, uploads=["a.safetensors"])  # type: ignore[list-item]
+
+    def test_with_privacy_uploads_of_before_must_promise_it_too(self) -> None:
+        pairs, privacy = [(mlp(seed), batches(seed)) for seed in (1, 2)], maecho.Privacy(2.0, 3.0, generator=rng())
+        plain = [maecho.make_upload(m, b, f"{i}") for i, (m, b) in enumerate(pairs)]
+        with refused("0: with privacy an upload must be made with noise=2.0 and delta=1e-05, got noise=None"):
+            relay(mlp(), pairs, rounds=2, uploads=plain, privacy=privacy)
+        other = maecho.Privacy(2.0, 9.0, generator=rng(1))
+        noisy = [maecho.make_upload(m, b, f"{i}", privacy=other) for i, (m, b) in enumerate(pairs)]
+        merged = relay(mlp(), pairs, rounds=2, uploads=noisy, privacy=privacy)
+        assert merged.recipe["privacy"]["releases"] == 2
 
     def test_no_layer_of_raw_inputs_is_told_the_labels(self) -> None:
         """Their sum by class would be the mean input of a class; asked twice or not."""
@@ -433,7 +445,16 @@ class TestComingAndGoing:
             ([{k: t for k, t in good[0].items() if not k.endswith("/cross")}], f"the sums of '{name}', got none"),
             ([{**good[0], f"sum/{name}/cross": torch.ones(1, 2, 3)}], "got (1, 2, 3)"),
             ([{**good[0], f"sum/{name}/gram": torch.ones(1, 7)}], "numbers, got (1, 7)"),
+            ([{**good[0], f"sum/{name}/gram": torch.ones(5, 91)}], "numbers, got (5, 91)"),
+            ([{**good[0], f"sum/{name}/gram": torch.ones(1, 3, 13)}], "numbers, got (1, 3, 13)"),
+            ([{**good[0], f"sum/{name}/gram": good[0][f"sum/{name}/gram"].long()}], "real numbers, got torch.int64"),
+            ([{**good[0], f"sum/{name}/prior": torch.tensor(1.0)}], f"round {stage}: the sums of '{name}'"),
+            ([{**good[0], "examples": torch.zeros(())}], "of how many examples they are, got 0.0"),
+            ([{**good[0], "examples": torch.ones(2)}], "of how many examples they are, got [1.0, 1.0]"),
         ]
+        if stage == 1:
+            bad.append(([{**good[0], "sum/2/labels": torch.ones(5, 3)}], "labels of '2' must be (5, 10), got (5, 3)"))
+            bad.append(([{**good[0], "sum/2/counts": torch.ones(())}], "must be (0, 10), got (5, 10)"))
         if stage == 0:
             bad.append(([{k: t for k, t in good[0].items() if k != "stage/4"}], "got none for '4.weight'"))
             bad.append(([{**good[0], "stage/9": torch.tensor(0)}], "got '9', which it does not have"))

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from maecho import METHODS, UploadError, experiment
+from maecho import METHODS, UploadError, data, experiment, make_upload, networks
 from maecho.aggregation import MAEcho
 from maecho.experiment import Experiment, results_path, settings, summarise
-from maecho.reproduce import _gathered_at_once, reproduce
+from maecho.reproduce import _batch_size, reproduce
 from maecho.training import LocalTraining
 
 TINY = Experiment(
@@ -123,6 +124,18 @@ def test_a_changed_default_is_done_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert new != old
 
 
+def test_old_settings_are_marked(tmp_path: Path) -> None:
+    results = reproduce(ONE, tmp_path)
+    other = replace(ONE, methods={**ONE.methods, "ma-echo": {"method": "ma-echo", "steps": 4}})
+    ((_, figures),) = summarise(other, results)
+    assert {name: figure.current for name, figure in figures.items()} == {
+        "local": True,
+        "ma-echo": False,
+        "ensemble": True,
+    }
+    assert experiment.markdown(other, summarise(other, results)).count("†") == 1
+
+
 def test_an_interruption_loses_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         reproduce(TINY, tmp_path, on_run=Told(stop_after=1))
@@ -176,11 +189,18 @@ def test_what_a_client_uploads_is_counted(tmp_path: Path) -> None:
     assert sizes["relay"] > prior_and_cross + 8 * (64 * 65 // 2 + 100 * 101 // 2 + 50 * 51 // 2)
 
 
-@pytest.mark.parametrize("size", [16, 64])
-def test_batches_for_gathering_are_whole_batches_of_training(size: int, tmp_path: Path) -> None:
-    """So that projectors, which are of batches, are what they would be one batch at a time."""
-    one = replace(ONE, training=replace(ONE.training, batch_size=size), methods={"ma-echo": {"method": "ma-echo"}})
-    assert _gathered_at_once(one) == {16: 16, 64: 1024}[size]
+@pytest.mark.parametrize("size", [16, 64, 128])
+def test_projectors_are_those_of_one_batch_at_a_time(size: int) -> None:
+    """However many are gathered of at once."""
+    model, digits = networks.build("digits-mlp", torch.Generator().manual_seed(0)), data.digits()
+    at_once = _batch_size(replace(ONE, training=replace(ONE.training, batch_size=size)))
+    assert at_once >= size
+    one, other = (
+        make_upload(model, data.batches(digits.x_train, digits.y_train, n), "ann", ["projector"], rank=None)
+        for n in (size, at_once)
+    )
+    for name, P in one.projectors.items():
+        torch.testing.assert_close(P.dense(), other.projectors[name].dense(), rtol=0, atol=0)
 
 
 def test_same_and_different_initialisations_share_nothing_but_the_split(tmp_path: Path) -> None:

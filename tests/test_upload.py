@@ -86,6 +86,14 @@ def uncut(upload: Upload) -> int:
     return total(bare) + sum(m.means.numel() * 4 + 3 * 8 * len(m.classes) for m in told)
 
 
+def test_bytes_are_those_of_the_tensors() -> None:
+    upload = make_upload(network(), batches(), "a", STATISTICS, rank="3x")
+    assert upload.bytes() == total(upload)
+    for only in ((), ("gram",), ("moments", "features")):
+        named = [t for key, t in upload.tensors().items() if key.split("/")[0] in ("weights", *only)]
+        assert upload.bytes(only) == sum(t.nbytes for t in named)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_rank_by_number(rank: int) -> None:
     upload = make_upload(network(), batches(), "a", rank=rank)

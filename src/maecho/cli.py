@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from maecho import console, inspection, ladder, named
+from maecho import console, inspection, ladder, named, plots
 from maecho._version import __version__
 from maecho.aggregation import METHODS, aggregate, choose
 from maecho.client import make_upload
@@ -281,8 +281,10 @@ def reproduce_(
             print(f"{known}: {Experiment.load(known).title}")
         return
     experiment = Experiment.load(name, quick)
+    if picture is not None:
+        plots.check(picture)
     with console.run_progress(experiment.name) as on_run:
-        only = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+        only = None if columns is None else [column.strip() for column in columns.split(",")]
         results = reproduce(experiment, out, jobs, device, on_run, () if show else only)
     table = summarise(experiment, results)
     if as_json:
@@ -292,9 +294,7 @@ def reproduce_(
     else:
         console.show_results(experiment, table, results_path(experiment, out))
     if picture is not None:
-        from maecho.plots import against_bytes  # matplotlib takes a second to import
-
-        against_bytes(experiment, table, picture)
+        plots.against_bytes(experiment, table, picture)
 
 
 def _show_upload(path: Path, as_json: bool) -> None:

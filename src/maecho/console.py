@@ -192,4 +192,5 @@ def _figure(figure: Figure | None) -> str:
     if figure is None:
         return "not run"
     published = "" if figure.paper is None else f"\n\\[{figure.paper:.1f}]"
+    published += "" if figure.current else "\n[yellow]old settings[/yellow]"
     return f"{figure.mean:.1f}\n[dim]{figure.low:.1f}–{figure.high:.1f}[/dim]{published}"

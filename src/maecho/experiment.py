@@ -121,7 +121,10 @@ def gathered(options: Mapping[str, Any]) -> frozenset[str]:
 def settings(options: Mapping[str, Any]) -> str:
     """A column's method with its defaults filled in, so that a changed default is not taken for the old one."""
     if options["method"] == "echo-relay":
-        found = repr(protocol(options))
+        arguments = protocol(options)
+        if arguments["rounds"] == "all":
+            del arguments["drawing"]  # nothing is drawn
+        found = repr(arguments)
     else:
         found = repr(plain(options) if options["method"] in NOT_METHODS else choose(**plain(options))[1])
     return f"{found}, upload {dict(options['upload'])}" if "upload" in options else found
@@ -162,6 +165,8 @@ class Figure:
     paper: float | None
     bytes: float | None
     """What the client uploads that uploads most; None if that was not counted."""
+    current: bool = True
+    """Measured with the settings that the config has now."""
 
 
 def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
@@ -191,6 +196,7 @@ def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[
                 len(values),
                 row.get(aliases.get(column, column)),
                 None if None in sizes else statistics.fmean(sizes),
+                all(one.get("settings") == settings(experiment.methods[column]) for one in found),
             )
         table.append((cell, figures))
     return table
@@ -202,7 +208,8 @@ def _same(published: Any, ours: Any) -> bool:
 
 
 def markdown(experiment: Experiment, table: list[tuple[Cell, dict[str, Figure]]]) -> str:
-    """The table for a document: mean over seeds, ± half the range, and the paper's figure in brackets."""
+    """The table for a document: mean over seeds, ± half the range, and the paper's figure in brackets; † if it was
+    measured with other settings than it has now."""
     keys = list(experiment.cells[0])
     lines = [
         "| " + " | ".join([*keys, *experiment.methods]) + " |",
@@ -216,6 +223,7 @@ def markdown(experiment: Experiment, table: list[tuple[Cell, dict[str, Figure]]]
                 continue
             figure = figures[column]
             published = "" if figure.paper is None else f" [{figure.paper:.1f}]"
-            texts.append(f"{figure.mean:.1f} ± {(figure.high - figure.low) / 2:.1f}{published}")
+            mark = "" if figure.current else "†"
+            texts.append(f"{figure.mean:.1f} ± {(figure.high - figure.low) / 2:.1f}{mark}{published}")
         lines.append("| " + " | ".join([*(str(cell[key]) for key in keys), *texts]) + " |")
     return "\n".join(lines)

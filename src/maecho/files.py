@@ -20,7 +20,7 @@ from maecho.errors import UploadError
 
 KEY = "maecho"
 VERSION = 1
-"""Of the file format. Raised when an older maecho could not read what a newer one writes."""
+"""Of the file format. Raised when an older maecho could not read what a newer one writes, from the first release on."""
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -30,7 +30,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All rungs of one experiment, from the fewest rounds on."""
+    """All rungs of one experiment, as its config orders them."""
 
     title: str
     weights: int
@@ -46,7 +46,7 @@ def ladders() -> list[Ladder]:
         path = folder() / "results" / f"{name}.json"
         if path.is_file():
             one = ladder(Experiment.load(name), json.loads(path.read_text(encoding="utf-8")))
-            found += [one] if one.rungs else []
+            found += [one] if one.rungs and one.weights else []
     return found
 
 
@@ -57,25 +57,27 @@ def ladder(experiment: Experiment, results: dict[str, list[dict[str, int]]]) -> 
         if options["method"] not in ("echo-chain", "echo-relay"):
             continue
         figures = [figures.get(column) for _, figures in table]
+        figures = [figure if figure is not None and figure.current else None for figure in figures]
         sizes = [figure.bytes for figure in figures if figure is not None and figure.bytes is not None]
         if not sizes:
             continue
         rounds = 1 if options["method"] == "echo-chain" else options.get("rounds", "all")
         asked = _asked(rounds)
         accuracies = tuple(None if figure is None else figure.mean for figure in figures)
-        rungs.append(Rung(column, rounds, asked, max(sizes), accuracies))
+        number = len(rounds) + 1 if isinstance(rounds, list) else rounds
+        rungs.append(Rung(column, number, asked, max(sizes), accuracies))
     return Ladder(
         experiment.title,
         max((run["weights_bytes"] for run in results["runs"] if "weights_bytes" in run), default=0),
-        tuple(f"{cell['clients']} clients, beta {cell['beta']}, {cell['init']} init" for cell, _ in table),
+        tuple(f"{cell['clients']} clients, beta {cell['beta']}, {cell.get('init', 'same')} init" for cell, _ in table),
         tuple(rungs),
     )
 
 
-def _asked(rounds: int | str) -> str:
-    if not isinstance(rounds, int):
-        return "at every layer"
-    return {1: "nowhere", 2: "at the head"}.get(rounds, f"at the last {rounds - 1} layers")
+def _asked(rounds: int | str | list[str]) -> str:
+    if isinstance(rounds, int):
+        return {1: "nowhere", 2: "at the head"}.get(rounds, f"at the last {rounds - 1} layers")
+    return "at every layer" if rounds == "all" else f"at {', '.join(rounds)}"
 
 
 def markdown(one: Ladder) -> str:

@@ -41,15 +41,16 @@ def is_image(shape: tuple[int, ...]) -> bool:
 def paint(n: int, shape: tuple[int, ...], rng: torch.Generator) -> Float[Tensor, "n c h w"]:
     """Ellipses and rectangles of any direction, each of one colour with a little shading, on a torus."""
     c, h, w = shape
-    at_y, at_x = torch.arange(h).float()[:, None], torch.arange(w).float()
+    at_y, at_x = torch.arange(h)[:, None], torch.arange(w)
 
     def uniform(*size: int) -> Tensor:
-        return torch.rand(*size, 1, 1, generator=rng)
+        return torch.rand(*size, 1, 1, generator=rng, dtype=torch.float32)
 
     image = uniform(n, c).expand(n, c, h, w).clone()
     for _ in range(SHAPES):
         # p(r) ~ r^-3 between the smallest and the largest: 1/r² is uniform.
-        r = torch.rsqrt(torch.lerp(torch.tensor(SMALLEST**-2), torch.tensor((max(h, w) / 1.5) ** -2), uniform(n)))
+        least, most = SMALLEST**-2, (max(h, w) / 1.5) ** -2
+        r = torch.rsqrt(least + (most - least) * uniform(n))
         dy = (at_y - h * uniform(n) + h / 2) % h - h / 2
         dx = (at_x - w * uniform(n) + w / 2) % w - w / 2
         turn, stretch = math.pi * uniform(n), torch.exp(0.8 * (uniform(n) - 0.5))

@@ -11,7 +11,7 @@ clients alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -50,16 +50,43 @@ def folded(A: Tensor) -> Tensor:
 
 
 def unfolded(A: Tensor, d: int) -> Tensor:
-    """What `folded` was given."""
+    """What `folded` was given, of d inputs."""
     if A.dim() == 3:
         return A
-    if A.dim() != 2 or A.shape[-1] != d * (d + 1) // 2:
-        raise UploadError(f"Σ h hᵀ of {d} inputs must be told by {d * (d + 1) // 2} numbers, got {tuple(A.shape)}")
     rows, columns = torch.triu_indices(d, d, device=A.device)
     full = A.new_empty(len(A), d, d)
     full[:, rows, columns] = A
     full[:, columns, rows] = A
     return full
+
+
+def sums_of(unit: Unit, shape: Sequence[int], total: Mapping[str, Tensor], device: torch.device) -> Message:
+    """What was told of one unit, checked against the shape [g, o, d] of its matrix; the gram is whole again."""
+    name, prefix = unit.name, f"sum/{unit.name}/"
+    found = {key.removeprefix(prefix): t.to(device) for key, t in total.items() if key.startswith(prefix)}
+    if not {"gram", "cross", "prior"} <= found.keys():
+        raise UploadError(f"answers must hold the sums of {name!r}, got none")
+    g, o, d = shape
+    for part in ("cross", "prior"):
+        if found[part].shape != (g, o, d):
+            raise UploadError(f"the sums of {name!r} must be {(g, o, d)} as its weights, got {_shape(found[part])}")
+    told = (g, 1, d) if unit.layer.transposed else (g, d * (d + 1) // 2)
+    if found["gram"].shape != told:
+        raise UploadError(f"Σ h hᵀ of {name!r} must be told by {told} numbers, got {_shape(found['gram'])}")
+    by_class = {"labels": d, "outputs": o, "counts": None}
+    classes = len(found["counts"]) if "counts" in found and found["counts"].dim() else 0
+    for part, width in by_class.items():
+        wanted = (classes,) if width is None else (classes, width)
+        if part in found and found[part].shape != wanted:
+            raise UploadError(f"{part} of {name!r} must be {wanted}, got {_shape(found[part])}")
+    odd = next((part for part, tensor in found.items() if not tensor.is_floating_point()), None)
+    if odd is not None:
+        raise UploadError(f"{odd} of {name!r} must be real numbers, got {found[odd].dtype}")
+    return found | {"gram": unfolded(found["gram"], d)}
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
 
 
 def named(message: Mapping[str, Tensor], what: str) -> str | None:

@@ -62,6 +62,8 @@ class Moments:
             wrong = covariance.malformed()
             if wrong:
                 raise ValueError(f"class covariances must be {wrong}")
+            if covariance.basis is None or len(covariance.values) != 1:
+                raise ValueError("class covariances must be one matrix each, given by directions, got another form")
         if self.means.dim() != 2 or self.classes.dim() != 1 or self.counts.dim() != 1:
             raise ValueError(f"class means must be [classes, inputs], got shape {tuple(self.means.shape)}")
         k, d = self.means.shape
@@ -110,7 +112,7 @@ class Moments:
     @property
     def bytes(self) -> int:
         plain = [self.classes, self.counts, self.means, *([] if self.residual is None else [self.residual])]
-        return sum(t.nbytes for t in plain) + sum(covariance.bytes for covariance in self.covariances)
+        return sum(t.nbytes for t in plain) + sum(8 + covariance.bytes for covariance in self.covariances)
 
 
 def _diagonal(A: Spectrum) -> Float[Tensor, " d"]:

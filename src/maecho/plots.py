@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maecho import files
 from maecho.errors import UploadError
 from maecho.experiment import Cell, Experiment, Figure
 
@@ -24,16 +25,23 @@ ACCURACIES = (0, 50, 70, 80, 90, 95, 98, 99, 99.5)
 """Where there are ticks."""
 
 
-def against_bytes(experiment: Experiment, table: Sequence[tuple[Cell, Mapping[str, Figure]]], path: Path) -> None:
-    """Accuracy against what a client uploads, a picture for every cell; the rungs of echo-chain and echo-relay are
-    joined."""
+def check(path: Path) -> None:
+    """Whether a picture can be drawn there, before anything is run for it."""
     if path.suffix not in SUFFIXES:
         raise UploadError(f"a picture must be one of {', '.join(SUFFIXES)}, got {path.name!r}")
     try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure as Picture
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise UploadError("a picture needs matplotlib, got none: pip install 'maecho[plots]'") from error
+
+
+def against_bytes(experiment: Experiment, table: Sequence[tuple[Cell, Mapping[str, Figure]]], path: Path) -> None:
+    """Accuracy against what a client uploads, a picture for every cell; the rungs of echo-chain and echo-relay are
+    joined."""
+    check(path)
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Picture
+
     shown = [
         (cell, {column: f for column, f in figures.items() if f.bytes})  # a client's own model is not uploaded at all
         for cell, figures in table
@@ -48,8 +56,10 @@ def against_bytes(experiment: Experiment, table: Sequence[tuple[Cell, Mapping[st
             _draw(axes, experiment, figures)
             axes.set_title(", ".join(f"{key} {value}" for key, value in cell.items()))
         picture.suptitle(experiment.title)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {}, dpi=160)
+        how: dict[str, Any] = {"format": path.suffix[1:], "dpi": 160}
+        if path.suffix == ".svg":
+            how["metadata"] = {"Date": None}
+        files.write_whole(path, lambda name: picture.savefig(name, **how))
 
 
 def _draw(axes: Axes, experiment: Experiment, figures: Mapping[str, Figure]) -> None:
@@ -59,7 +69,7 @@ def _draw(axes: Axes, experiment: Experiment, figures: Mapping[str, Figure]) -> 
     for column, f in figures.items():
         x, y = points[column]
         colour = OURS if kinds[column].startswith("echo") else MANY if kinds[column] == "ensemble" else THEIRS
-        spread = [[y - _error(f.high)], [_error(f.low) - y]]
+        spread = [[max(0.0, y - _error(f.high))], [max(0.0, _error(f.low) - y)]]  # a mean of equals may be off by a bit
         axes.errorbar(x, y, spread, fmt="o", color=colour, ms=5, lw=1, capsize=2)
     for kind, where in (("echo-chain", OURS_ABOVE), ("echo-relay", OURS_BELOW)):
         rungs = [column for column in figures if kinds[column] == kind]

@@ -3,9 +3,9 @@
     x = μ_k + U_k diag(√s_k) ξ + √r_k ζ
 
 for every class k (or part of one), in proportion to its count; r_k, coordinate by coordinate, is the variance of the
-directions that were cut off. ξ and ζ are white: Gaussian, or for images ξ = Uᵀw and ζ what w has besides, w being white
-noise with edges (see leaves.py). Drawn in chunks and drawn again whenever they are asked for, the same each time, so
-nothing of them is kept.
+directions that were cut off. ξ is white and ζ of variance 1: Gaussian, or for images ξ = Uᵀw and ζ what w has besides,
+w being white noise with edges (see leaves.py). Drawn in chunks and drawn again whenever they are asked for, the same
+each time, so nothing of them is kept.
 """
 
 from __future__ import annotations
@@ -75,18 +75,18 @@ def draw(m: Moments, k: int, size: int, rng: torch.Generator, dtype: torch.dtype
     assert covariance.basis is not None
     U = covariance.basis[0].to(dtype)
     root = (U * covariance.values[0].clamp(min=0).sqrt().to(U)).mT
-    rest = torch.zeros(0)
-    if noise == "leaves" and leaves.is_image(m.shape):
+    painted = noise == "leaves" and leaves.is_image(m.shape)
+    if painted:
         w = leaves.draw(m.shape, size, rng, U.device).to(dtype)
         along = w @ U
-        if m.residual is not None:
-            rest = _outside(w - along @ U.mT, U, m)
     else:
         along = torch.randn(size, len(root), generator=rng, dtype=dtype).to(U.device)
-        if m.residual is not None:
-            rest = torch.randn(size, U.shape[0], generator=rng, dtype=dtype).to(U.device)
     x = m.means[k].to(dtype) + along @ root
     if m.residual is not None:
+        if painted:
+            rest = _outside(w - along @ U.mT, U, m)
+        else:
+            rest = torch.randn(size, U.shape[0], generator=rng, dtype=dtype).to(U.device)
         rest = rest * m.residual[group].to(dtype).sqrt()
         x = x + (cosines.back(rest, m.shape) if m.in_cosines else rest)
     return x.reshape(size, *m.shape)

@@ -52,8 +52,8 @@ def reproduce(
 ) -> dict[str, Any]:
     """Do every run that is not done yet; the results, as they are on disk.
 
-    `on_run` is told the number of finished runs, the number of all, and the run just finished. Of the table's columns
-    only those named are done, if any are; `columns=()` does nothing, and gives what is there.
+    `on_run` is told the number of finished runs, the number of all, and the run just finished. `columns` says
+    which of the table's columns are done, None being all; `columns=()` does nothing, and gives what is there.
     """
     for column in columns or ():
         if column not in experiment.methods:
@@ -162,7 +162,7 @@ def run_cell(
     for i, (model, part) in enumerate(zip(models, parts, strict=True)):
         x, y = _take(dataset, part)
         order = torch.Generator().manual_seed(_seed("batches", seed, i))
-        clients.append((model.to(device), data.batches(x, y, _gathered_at_once(experiment), order)))
+        clients.append((model.to(device), data.batches(x, y, _batch_size(experiment), order)))
     uploads = _uploads(clients, needs, device, {"rank": None})
     ready = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
@@ -199,8 +199,9 @@ def run_cell(
     }
 
 
-def _gathered_at_once(experiment: Experiment) -> int:
-    """Examples in a batch: many, for speed, where the projectors are of batches of this size whatever comes."""
+def _batch_size(experiment: Experiment) -> int:
+    """Of the batches that statistics are gathered of: that of training, or 16 of these at once, for speed, where they
+    are cut into the same pieces for the projectors all the same."""
     size = experiment.training.batch_size
     return size if size % MEAN_OF else 16 * size
 

@@ -162,8 +162,16 @@ class Upload:
 
     def bytes(self, only: Collection[str] | None = None) -> int:
         """What its tensors take; with `only`, the weights and of the statistics just these."""
-        kept = None if only is None else {"weights", *only}
-        return sum(t.nbytes for name, t in self.tensors().items() if kept is None or name.split("/")[0] in kept)
+        sizes = {
+            "weights": sum(tensor.nbytes for tensor in self.weights.values()),
+            **{kind: sum(s.bytes for s in getattr(self, part).values()) for kind, part in SPECTRA.items()},
+            "classes": 0 if self.class_counts is None else self.class_counts.nbytes,
+            "moments": 0 if self.moments is None else self.moments.bytes,
+            "features": sum(moments.bytes for moments in self.features.values()),
+            "targets": 0 if self.targets is None else self.targets.nbytes,
+            "fisher": sum(tensor.nbytes for tensor in self.fisher.values()),
+        }
+        return sum(size for part, size in sizes.items() if only is None or part in {"weights", *only})
 
     @classmethod
     def load(cls, path: str | Path, only: Collection[str] | None = None) -> Upload:
@@ -196,6 +204,8 @@ class Upload:
             raise UploadError(
                 f"{path} must be a maecho upload, got parts that do not fit together ({error})"
             ) from error
+        for name in sorted(set(about["statistics"]) & (kept or set(STATISTICS)) - upload.has):
+            raise UploadError(f"{path}: {upload.client}'s {name} must be there as the header says, got none")
         if upload.fingerprint != about["fingerprint"]:
             raise UploadError(
                 f"{path}: {upload.client}'s weights must be of the architecture {about['fingerprint']} that the file "
@@ -285,13 +295,16 @@ def _read_spectra(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Spectru
     return {n: Spectrum(tensors[f"{kind}/{n}/values"], tensors.get(f"{kind}/{n}/basis")) for n in names}
 
 
+_PARTS = ("/classes", "/counts", "/means", "/covariances/ranks", "/covariances/values", "/covariances/basis")
 _RESIDUAL = ("residual", "residual_of_cosines")
 
 
 def _moments_tensors(key: str, m: Moments) -> dict[str, Tensor]:
     parts = {f"{key}/classes": m.classes, f"{key}/counts": m.counts, f"{key}/means": m.means}
     bases = [covariance.basis[0] for covariance in m.covariances if covariance.basis is not None]
-    parts[f"{key}/covariances/ranks"] = m.counts.new_tensor([covariance.rank for covariance in m.covariances])
+    parts[f"{key}/covariances/ranks"] = torch.tensor(
+        [covariance.rank for covariance in m.covariances], device=m.counts.device
+    )
     parts[f"{key}/covariances/values"] = torch.cat([covariance.values[0] for covariance in m.covariances])
     parts[f"{key}/covariances/basis"] = torch.cat(bases, 1)
     return parts if m.residual is None else {**parts, f"{key}/{_RESIDUAL[m.in_cosines]}": m.residual}
@@ -322,7 +335,8 @@ def _read_covariances(key: str, tensors: Mapping[str, Tensor]) -> tuple[Spectrum
 
 def _read_features(tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
     found = {}
-    for layer in [k.split("/")[1] for k in tensors if k.startswith("features/") and k.endswith("/means")]:
+    names = (key.removeprefix("features/") for key in tensors if key.startswith("features/"))
+    for layer in dict.fromkeys(name.removesuffix(part) for name in names for part in _PARTS if name.endswith(part)):
         moments = _read_moments(f"features/{layer}", tensors, list(tensors[f"features/{layer}/means"].shape[1:]))
         assert moments is not None
         found[layer] = moments

@@ -1,8 +1,8 @@
 """Pseudo inputs put right where they pass a layer of which the client has told moments.
 
-Inputs drawn from a Gaussian are no pictures, and what a network makes of them is not what it makes of pictures: f, the
-client's features of a drawn input, have neither the mean nor the spread of its real ones. So they are exchanged for f'
-drawn from what the client says of them, and the merged network's features of the same input follow:
+Inputs drawn by mean and covariance are no pictures, and what a network makes of them is not what it makes of pictures:
+f, the client's features of a drawn input, have neither the mean nor the spread of its real ones. So they are exchanged
+for f' drawn from what the client says of them, and the merged network's features of the same input follow:
 
     h' = h + M (f' − f),   M = D + (Σ h fᵀ − D Σ f fᵀ)(Σ f fᵀ + εI)⁻¹
 

@@ -86,7 +86,8 @@ class Players:
             device = next((p.device for p in model.parameters()), None)
             uploads = Cohort(uploads, drawing.needs, "echo-chain", device, drawing.uses)
         self._cohort = uploads
-        self._model, self._drawing, self._ridge = copy.deepcopy(model), drawing, ridge
+        self.drawing = drawing
+        self._model, self._ridge = copy.deepcopy(model), ridge
         self._plan: Plan | None = None
         self._follow: dict[str, Tensor] = {}
 
@@ -98,16 +99,16 @@ class Players:
             self._model.load_state_dict(upload.state_dict())
             inputs = PseudoInputs(
                 upload.moments,
-                round(self._drawing.draws * upload.examples / everyone),
-                self._drawing.chunk,
-                seed_for(self._drawing.seed, upload.client),
+                round(self.drawing.draws * upload.examples / everyone),
+                self.drawing.chunk,
+                seed_for(self.drawing.seed, upload.client),
                 like.dtype,
-                self._drawing.noise,
+                self.drawing.noise,
             )
-            found = next(iter(upload.features.items()), None) if self._drawing.features else None
+            found = next(iter(upload.features.items()), None) if self.drawing.features else None
             correction = None
             if found is not None:
-                own = seed_for(self._drawing.seed, f"features of {upload.client}")
+                own = seed_for(self.drawing.seed, f"features of {upload.client}")
                 correction = Correction(inputs, *found, own, self._ridge, self._follow.get(upload.client))
             client = Player(self._model, inputs, upload.client, self._plan, correction)
             self._plan = client.plan

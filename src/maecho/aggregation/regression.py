@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from maecho.aggregation.options import NOT_NEGATIVE, number, one_of
-from maecho.errors import UploadError
 from maecho.norms import epsilon
 from maecho.spectra import divide, mean_eigenvalue, plus_identity, times
 from maecho.units import Unit
@@ -174,12 +173,6 @@ def fitted(
     is_head: bool = False,
 ) -> dict[str, Tensor]:
     """The unit's parameters from its totals, as entries of the model's state_dict."""
-    expected = unit.matrix(model).shape
-    for got in (totals["cross"].shape, prior.shape):
-        if got != expected:
-            raise UploadError(f"the sums of {unit.name!r} must be {tuple(expected)} as its weights, got {tuple(got)}")
-    if totals["gram"].shape[-1] != expected[-1]:
-        raise UploadError(f"Σ h hᵀ of {unit.name!r} must be of {expected[-1]} inputs, got {totals['gram'].shape[-1]}")
     state = model.state_dict()
     module = model.get_submodule(unit.name)
     if not (unit.diagonal and "running_mean" in module.state_dict()):

@@ -53,6 +53,8 @@ def relay(
     ]
     if rounds == "all":
         uploads = None  # nothing is drawn
+    elif uploads is not None:
+        uploads = _checked(list(uploads), privacy)
     elif uploads is None:
         statistics = sorted(drawing.needs | (drawing.uses if privacy is None else frozenset()))
         uploads = [
@@ -70,3 +72,17 @@ def relay(
     if privacy is not None:
         merged.recipe["privacy"] = privacy.recipe(max(client.released for client in respondents))
     return merged
+
+
+def _checked(uploads: list[Upload], privacy: Privacy | None) -> list[Upload]:
+    """With privacy, an upload must be one release of the same noise as each round after it; it may clip otherwise."""
+    for upload in uploads:
+        if not isinstance(upload, Upload):
+            raise UploadError(f"uploads must be Upload objects, got {type(upload).__name__}")
+        promised = upload.recipe.get("privacy", {})
+        if privacy is not None and (promised.get("noise"), promised.get("delta")) != (privacy.noise, privacy.delta):
+            raise UploadError(
+                f"{upload.client}: with privacy an upload must be made with noise={privacy.noise} and "
+                f"delta={privacy.delta}, got noise={promised.get('noise')} and delta={promised.get('delta')}"
+            )
+    return uploads

@@ -24,7 +24,7 @@ from maecho.aggregation.result import Merged
 from maecho.attention import packed, split
 from maecho.errors import UploadError
 from maecho.layers import read
-from maecho.messages import ONE, Message, add_up, asked, named, to_send, unfolded
+from maecho.messages import ONE, Message, add_up, asked, named, sums_of, to_send
 from maecho.units import Unit, network
 
 Rounds = int | str | Sequence[str]
@@ -126,9 +126,10 @@ class RelayServer:
             {name: tensor.clone() for name, tensor in packed(state, self._model).items()},
             averaged=[name for name, mark in marks.items() if not mark.any()],
         )
+        drawn = [] if self._players is None or self._rounds == "all" else [repr(self._players.drawing)]
         merged.recipe = {
             "method": "echo-chain" if self._rounds == 1 else "echo-relay",
-            "options": f"{self._regression!r}, rounds={self._rounds!r}",
+            "options": ", ".join([repr(self._regression), *drawn, f"rounds={self._rounds!r}"]),
             "stages": self.stages,
             "clients": self.clients_heard,
             "bytes": self.bytes_heard,
@@ -165,8 +166,10 @@ class RelayServer:
             raise UploadError(
                 f"round {self._finished}: at least {self._minimum} client(s) must answer, got {heard}; ask again"
             )
-        if "examples" not in total:
-            raise UploadError(f"round {self._finished}: answers must say of how many examples they are, got none")
+        examples = total.get("examples")
+        if examples is None or examples.numel() != 1 or not float(examples) > 0:
+            got = "none" if examples is None else examples.tolist()
+            raise UploadError(f"round {self._finished}: answers must say of how many examples they are, got {got}")
         opening = self._stages is None
         if opening:
             self._open(total)
@@ -174,10 +177,10 @@ class RelayServer:
         try:
             if not (opening and drawn) or self._is_drawn(0):
                 self._fit(total, *((0, 0) if drawn else (heard, size)))
-        except UploadError:
+        except UploadError as error:
             if opening:
                 self._stages, self._settled = None, set()
-            raise
+            raise UploadError(f"round {self._finished}: {error}") from error
 
     def _open(self, total: Mapping[str, Tensor]) -> None:
         """From the first answers: how the network runs, and the average of what has no sums."""
@@ -204,12 +207,8 @@ class RelayServer:
         regression = self._regression.plain if self._alone else self._regression
         device = next((p.device for p in self._merged.parameters()), torch.device("cpu"))
         for unit in self._stages[self._finished]:
-            prefix = f"sum/{unit.name}/"
-            sums = {k.removeprefix(prefix): t.to(device) for k, t in total.items() if k.startswith(prefix)}
-            if not {"gram", "cross", "prior"} <= sums.keys():
-                raise UploadError(f"round {self._finished}: answers must hold the sums of {unit.name!r}, got none")
+            sums = sums_of(unit, unit.matrix(self._merged).shape, total, device)
             prior = sums["prior"] / total["examples"].to(device)
-            sums["gram"] = unfolded(sums["gram"], prior.shape[-1])
             if "noise" in sums:
                 sums = repaired(sums, total["examples"].to(device), unit.bias)
             if self._prior is not None:
@@ -219,7 +218,7 @@ class RelayServer:
             )
         lost = [name for name, tensor in new.items() if not tensor.isfinite().all()]
         if lost:
-            raise UploadError(f"round {self._finished}: the fit must be finite, got NaN or infinity in {lost[0]!r}")
+            raise UploadError(f"the fit must be finite, got NaN or infinity in {lost[0]!r}")
         self._load(new)
         self._finished += 1
         self.clients_heard.append(heard)
