@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import maecho
 from conftest import batches, network, rng
-from maecho.moments import CLUSTERED, NO_CLASS, ClassScatter, Moments, centres
+from maecho.moments import CLUSTERED, NO_CLASS, SKETCH, ClassScatter, Moments, centres
 from maecho.pseudo import PseudoInputs, seed_for
 from maecho.spectra import Spectrum
 from tiny import QUICK, refused
@@ -127,6 +127,24 @@ def test_long_inputs_are_sketched_with_the_same_trace() -> None:
         within = torch.stack([c.values.sum() for c in m.covariances])
         trace = float(share @ (within + between))
         assert trace == pytest.approx(float(x.var(0, correction=0).sum()))
+
+
+@pytest.mark.parametrize("covariance", ["class", "shared"])
+@pytest.mark.parametrize("shape", [(1100,), (1, 33, 34)])
+def test_of_long_inputs_no_variance_is_lost(shape: tuple[int, ...], covariance: Any) -> None:
+    """More directions than a sketch holds."""
+    scale = torch.rand(shape, generator=rng(3)) + 0.1
+    x = torch.randn(1500, *shape, generator=rng(4)) * scale
+    scatter = ClassScatter(covariance=covariance)
+    for piece, labels in zip(x.split(100), (torch.arange(1500) % 2).split(100), strict=True):
+        scatter.add(piece, labels)
+    m = scatter.moments()
+    assert max(c.rank for c in m.covariances) <= SKETCH
+    truth = torch.stack([x[k::2].flatten(1).double().var(0, correction=0) for k in range(2)])
+    truth = truth if covariance == "class" else truth.mean(0, keepdim=True)
+    torch.testing.assert_close(m.variances.sum(1), truth.sum(1), rtol=1e-6, atol=0)
+    if not m.in_cosines:
+        torch.testing.assert_close(m.variances, truth, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(

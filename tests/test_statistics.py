@@ -246,7 +246,7 @@ def test_moments_are_those_of_each_class() -> None:
 
 
 def test_a_large_mean_does_not_swallow_the_variance() -> None:
-    scatter = Scatter(3)
+    scatter = Scatter((3,))
     x = torch.randn(1000, 3, generator=rng(), dtype=torch.float64) + 1e7
     for piece in x.split(90):
         scatter.add(piece)
@@ -268,7 +268,7 @@ def test_a_long_sketch_keeps_the_leading_directions() -> None:
     draw = rng(5)
     basis = torch.linalg.qr(torch.randn(1200, 40, generator=draw, dtype=torch.float64))[0]
     x = torch.randn(3000, 40, generator=draw, dtype=torch.float64) @ basis.T
-    scatter = Scatter(1200)
+    scatter = Scatter((1200,))
     for piece in x.split(500):
         scatter.add(piece)
     torch.testing.assert_close(scatter.covariance().dense()[0], x.T.cov(correction=0), rtol=1e-6, atol=1e-8)

@@ -2,12 +2,14 @@
 
 A Gaussian a class, or a few, is all that echo-chain needs of the data. Gathered in one pass by the parallel rule of
 Chan, Golub and LeVeque, so a large mean does not swallow a small variance. Where inputs are long, the scatter of a
-class is kept as a short stack of rows, folded by SVD when it grows (its leading directions are what is sent anyway).
+class is kept as a short stack of rows, folded by SVD when it grows (its leading directions are what is sent anyway),
+beside the variance of every coordinate, which is exact.
 With several Gaussians a class, k-means on its first examples decides which of them an example belongs to.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -80,13 +82,10 @@ class Moments:
         kept = tuple(covariance.cut(rank(covariance)) for covariance in self.covariances)
         if all(after.rank == before.rank for before, after in zip(self.covariances, kept, strict=True)):
             return self
-        lost = self._lost(kept, in_cosines=False)
         in_cosines = self.in_cosines
-        if len(self.shape) > 1 and (self.residual is None or in_cosines):
-            also = self._lost(kept, in_cosines=True)
-            # The matrices being the same, squares on the diagonals are what those off them lack.
-            in_cosines = in_cosines or bool(also.square().sum() > lost.square().sum())
-            lost = also if in_cosines else lost
+        lost = self._lost(kept, in_cosines)
+        if len(self.shape) > 1 and self.residual is None:
+            lost, in_cosines = _nearer_to_diagonal(lost, self._lost(kept, in_cosines=True))
         residual = lost.to(self.means) if self.residual is None else self.residual + lost.to(self.means)
         return replace(self, covariances=kept, residual=residual, in_cosines=in_cosines)
 
@@ -115,6 +114,13 @@ class Moments:
         return sum(t.nbytes for t in plain) + sum(8 + covariance.bytes for covariance in self.covariances)
 
 
+def _nearer_to_diagonal(entries: Tensor, cosines_: Tensor) -> tuple[Tensor, bool]:
+    """Variances of what is lost, in the coordinates that suit it, and whether these are cosines. The matrices being the
+    same, squares on the diagonals are what those off them lack."""
+    in_cosines = bool(cosines_.square().sum() > entries.square().sum())
+    return (cosines_ if in_cosines else entries), in_cosines
+
+
 def _diagonal(A: Spectrum) -> Float[Tensor, " d"]:
     assert A.basis is not None
     diagonal: Tensor = A.basis[0].double() ** 2 @ A.values[0].double()
@@ -124,11 +130,13 @@ def _diagonal(A: Spectrum) -> Float[Tensor, " d"]:
 class Scatter:
     """Count, mean and Σ (x − mean)(x − mean)ᵀ of one Gaussian, a batch at a time, in float64 where the inputs are."""
 
-    def __init__(self, d: int, device: torch.device | None = None):
-        self.count = 0
+    def __init__(self, shape: tuple[int, ...], device: torch.device | None = None):
+        d = math.prod(shape)
+        self.shape, self.count = shape, 0
         self.mean = torch.zeros(d, dtype=torch.float64, device=device)
         self._exact = d <= (EXACT_WIDTH if self.mean.device.type == "cpu" else EXACT_ON_GPU)
         self._scatter = torch.zeros((d, d) if self._exact else (0, d), dtype=torch.float64, device=device)
+        self._squares = torch.zeros(2, d, dtype=torch.float64, device=device)  # of entries and of cosines
 
     def add(self, x: Float[Tensor, "n d"]) -> None:
         n = len(x)
@@ -145,16 +153,23 @@ class Scatter:
         if self._exact:
             self._scatter += other._scatter
         else:
-            self._add_rows(other._scatter)
+            self._stack(other._scatter)
+            self._squares += other._squares
         self.count += other.count
 
     def _add_rows(self, rows: Tensor) -> None:
         if self._exact:
             self._scatter += rows.T @ rows
-        else:
-            self._scatter = torch.cat([self._scatter, rows])
-            if len(self._scatter) >= 2 * SKETCH:
-                self._fold()
+            return
+        self._stack(rows)
+        self._squares[0] += rows.square().sum(0)
+        if len(self.shape) > 1:
+            self._squares[1] += cosines.forth(rows, self.shape).square().sum(0)
+
+    def _stack(self, rows: Tensor) -> None:
+        self._scatter = torch.cat([self._scatter, rows])
+        if len(self._scatter) >= 2 * SKETCH:
+            self._fold()
 
     def _fold(self) -> None:
         spectrum = Spectrum.of_dense((self._scatter @ self._scatter.T).unsqueeze(0), SKETCH)
@@ -168,12 +183,23 @@ class Scatter:
         weights = self._scatter.new_full((1, len(self._scatter)), 1 / self.count)
         return Spectrum.of_factor(self._scatter.T.unsqueeze(0), weights)
 
+    def folded_away(self) -> Float[Tensor, "2 d"] | None:
+        """Variances, of entries and of cosines, that the stack of rows has lost; None where nothing can be."""
+        if self._exact:
+            return None
+        self._fold()  # as for the covariance
+        rows = self._scatter
+        held = [rows.square().sum(0), torch.zeros_like(self.mean)]
+        if len(self.shape) > 1:
+            held[1] = cosines.forth(rows, self.shape).square().sum(0)
+        return ((self._squares - torch.stack(held)) / self.count).clamp(min=0)
+
 
 class _Parts:
     """The examples of one class among several Gaussians."""
 
-    def __init__(self, parts: int, d: int, device: torch.device):
-        self.scatters = [Scatter(d, device) for _ in range(parts)]
+    def __init__(self, parts: int, shape: tuple[int, ...], device: torch.device):
+        self.scatters = [Scatter(shape, device) for _ in range(parts)]
         self._waiting: list[Tensor] = []
         self._centres: Tensor | None = None
 
@@ -232,7 +258,7 @@ class ClassScatter:
         labels = labels.to(x.device)
         for label in labels.unique().tolist():
             if label not in self._classes:
-                self._classes[label] = _Parts(self._gaussians, x.shape[1], x.device)
+                self._classes[label] = _Parts(self._gaussians, self.shape, x.device)
             self._classes[label].add(x[labels == label])
 
     def moments(self) -> Moments:
@@ -242,18 +268,35 @@ class ClassScatter:
             self._classes[label].settle()
             found += [(label, scatter) for scatter in self._classes[label].scatters if scatter.count]
         scatters = [scatter for _, scatter in found]
+        spread = self._spread(scatters)
+        residual, in_cosines = _folded_away(spread)
         return Moments(
             classes=torch.tensor([label for label, _ in found]),
             counts=torch.tensor([scatter.count for scatter in scatters]),
             means=torch.stack([scatter.mean for scatter in scatters]).cpu(),
-            covariances=tuple(c.to(device=torch.device("cpu")) for c in self._spread(scatters)),
+            covariances=tuple(scatter.covariance().to(device=torch.device("cpu")) for scatter in spread),
             shape=self.shape,
+            residual=residual,
+            in_cosines=in_cosines,
         )
 
-    def _spread(self, scatters: list[Scatter]) -> list[Spectrum]:
+    def _spread(self, scatters: list[Scatter]) -> list[Scatter]:
+        """Those that covariances are of."""
         if self._covariance == "class":
-            return [scatter.covariance() for scatter in scatters]
-        pooled = Scatter(len(scatters[0].mean), scatters[0].mean.device)
+            return scatters
+        pooled = Scatter(scatters[0].shape, scatters[0].mean.device)
         for scatter in scatters:
             pooled.add_scatter(scatter)
-        return [pooled.covariance()]
+        return [pooled]
+
+
+def _folded_away(scatters: list[Scatter]) -> tuple[Tensor | None, bool]:
+    """The residual of moments whose directions are not all there; None if next to nothing is lost."""
+    lost = [scatter.folded_away() for scatter in scatters]
+    whole = [one for one in lost if one is not None]
+    if not whole:
+        return None, False
+    both = torch.stack(whole, 1).cpu()
+    if float(both.max()) <= 1e-12 * float(torch.stack([scatter.mean for scatter in scatters]).square().max()):
+        return None, False
+    return _nearer_to_diagonal(both[0], both[1])
