@@ -83,7 +83,7 @@ GUIDES: dict[str, Guide] = {
     "echo-chain": Guide(
         "layer after layer fitted to the clients' layers, on drawn inputs that have passed the merged layers before",
         "the network itself (`model=`); moments of the raw inputs; better with features", "yes", "yes", "yes",
-        "seconds; memory of one upload, a chunk of inputs and, with features, up to 1 GiB",
+        "seconds (of CNNs on a CPU minutes); memory of one upload, a chunk of inputs and, with features, up to 1 GiB",
         "the best in one shot; `maecho.relay` for more rounds",
     ),
 }  # fmt: skip
