@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from maecho import data, leaves
-from maecho.moments import ClassScatter
 from maecho.pseudo import draw
+from maecho.scatter import ClassScatter
 
 COLUMNS = 12
 

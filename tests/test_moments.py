@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import maecho
 from conftest import batches, network, rng
-from maecho.moments import CLUSTERED, NO_CLASS, SKETCH, ClassScatter, Moments, centres
+from maecho.moments import NO_CLASS, Moments
 from maecho.pseudo import PseudoInputs, seed_for
+from maecho.scatter import CLUSTERED, SKETCH, ClassScatter, centres
 from maecho.spectra import Spectrum
 from tiny import QUICK, refused
 

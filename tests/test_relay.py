@@ -16,6 +16,7 @@ import maecho
 from conftest import Net, batches, rng
 from conftest import network as mlp
 from maecho import RelayClient, RelayServer, data, messages, relay
+from maecho.aggregation import server
 from maecho.aggregation.drawing import Drawing
 from maecho.aggregation.regression import Regression
 from tiny import NAN, refused
@@ -465,6 +466,20 @@ class TestComingAndGoing:
                 server.collect(answers)
             same(server.broadcast(), question)
         same(play(server, clients), play(RelayServer(mlp(dtype=torch.float64)), clients))
+
+    def test_a_crash_in_the_first_round_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clients, opening = made_clients(), RelayServer(mlp(dtype=torch.float64))
+        answers = [c.answer(opening.broadcast()) for c in clients]
+
+        def crash(*_: Any) -> None:
+            raise RuntimeError("out of luck")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(server, "fitted", crash)
+            with pytest.raises(RuntimeError, match="out of luck"):
+                opening.collect(answers)
+        assert opening.broadcast().keys() == {"round", "open"}
+        same(play(opening, clients), play(RelayServer(mlp(dtype=torch.float64)), clients))
 
     @pytest.mark.parametrize("done", [1, 2])
     def test_another_server_goes_on_from_the_file(self, kind: Any, done: int, tmp_path: Path) -> None:

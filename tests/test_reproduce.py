@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -343,6 +344,20 @@ def test_a_mistake_in_a_config_is_found_when_it_is_read(tmp_path: Path, right: s
         Experiment.load(str(path))
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
+
+
+def test_a_bare_machine_reproduces_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(experiment.CHECKOUT))
+    bare = importlib.import_module("bare")
+    (tmp_path / "mine.toml").write_text(CONFIG)
+    words = ["bare.py", str(tmp_path / "mine.toml"), "--columns", "ensemble", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    bare.main()
+    (run,) = json.loads((tmp_path / "mine.json").read_text())["runs"]
+    assert list(run["columns"]) == ["ensemble"]
+    assert "| 2 | 0.5 | same |" in capsys.readouterr().out
 
 
 def test_an_experiment_that_is_not_there() -> None:

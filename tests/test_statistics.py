@@ -11,8 +11,9 @@ from conftest import batches, network, rng
 from maecho import recursion
 from maecho.client import make_upload
 from maecho.layers import rows
-from maecho.moments import NO_CLASS, SKETCH, ClassScatter, Scatter
+from maecho.moments import NO_CLASS
 from maecho.recursion import MeanRecursion
+from maecho.scatter import SKETCH, ClassScatter, Scatter
 from maecho.statistics import STATISTICS
 from tiny import QUICK
 

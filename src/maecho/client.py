@@ -14,9 +14,10 @@ from maecho import compression, layers, recursion
 from maecho.directions import LABELS, Labels
 from maecho.errors import UploadError
 from maecho.features import Features
-from maecho.moments import COVARIANCES, ClassScatter, Covariance
+from maecho.moments import COVARIANCES, Covariance
 from maecho.privacy import Privacy
 from maecho.private_moments import ALLOWED, gather_privately
+from maecho.scatter import ClassScatter
 from maecho.spaces import Spaces, derive
 from maecho.statistics import DEFAULT_STATISTICS, STATISTICS, gather
 from maecho.upload import Upload

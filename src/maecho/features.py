@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from maecho.attention import slow_path
 from maecho.forward import Pass, call
 from maecho.layers import Architecture
-from maecho.moments import ClassScatter, Covariance, Moments
+from maecho.moments import Covariance, Moments
+from maecho.scatter import ClassScatter
 
 Change = Callable[[Tensor], Tensor | None]
 """Given the inputs of a layer: others in their place, or None to leave them."""

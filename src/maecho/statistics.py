@@ -20,8 +20,9 @@ from maecho.errors import UploadError
 from maecho.features import Features
 from maecho.forward import check_labels, forward
 from maecho.gradients import Gradients
-from maecho.moments import ClassScatter, Moments
+from maecho.moments import Moments
 from maecho.recursion import MeanRecursion
+from maecho.scatter import ClassScatter
 from maecho.spectra import Spectrum
 from maecho.targets import Targets
 

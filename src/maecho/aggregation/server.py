@@ -170,17 +170,18 @@ class RelayServer:
         if examples is None or examples.numel() != 1 or not float(examples) > 0:
             got = "none" if examples is None else examples.tolist()
             raise UploadError(f"round {self._finished}: answers must say of how many examples they are, got {got}")
-        opening = self._stages is None
-        if opening:
-            self._open(total)
-        assert self._stages is not None
+        opening, settled = self._stages is None, False
         try:
+            if opening:
+                self._open(total)
             if not (opening and drawn) or self._is_drawn(0):
                 self._fit(total, *((0, 0) if drawn else (heard, size)))
+            settled = True
         except UploadError as error:
-            if opening:
-                self._stages, self._settled = None, set()
             raise UploadError(f"round {self._finished}: {error}") from error
+        finally:
+            if opening and not settled and not self._finished:  # fitted, it may still fail to be written down
+                self._stages, self._settled = None, set()
 
     def _open(self, total: Mapping[str, Tensor]) -> None:
         """From the first answers: how the network runs, and the average of what has no sums."""
