@@ -23,7 +23,10 @@ def mlp(sizes: Sequence[int] = (784, 400, 200, 100, 10), bias: bool = False) -> 
 
 
 def cnn() -> nn.Sequential:
-    """The CIFAR-10 network: convolutions c1, c2, c3 on 32x32 images, each halved by pooling, then fc1, fc2, fc3."""
+    """The CIFAR-10 network: convolutions c1, c2, c3 on 32x32 images, each halved by pooling, then fc1, fc2, fc3.
+
+    Its kernels lie channels last in memory, which what they give out follows: on a CPU pooling is then much faster.
+    """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for k, (inputs, outputs) in enumerate(pairwise((3, 64, 128, 256)), start=1):
         layers[f"c{k}"] = nn.Conv2d(inputs, outputs, kernel_size=3, stride=1, padding=1, bias=False)
@@ -34,7 +37,8 @@ def cnn() -> nn.Sequential:
     for layer in head.values():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_normal_(layer.weight)
-    return nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten(), **head))
+    network = nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten(), **head))
+    return network.to(memory_format=torch.channels_last)
 
 
 def digits_mlp() -> nn.Sequential:
