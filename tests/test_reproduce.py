@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from maecho import METHODS, UploadError, data, experiment, make_upload, networks
+from maecho import METHODS, UploadError, data, experiment, make_upload, networks, relay
 from maecho.aggregation import MAEcho
 from maecho.experiment import Experiment, results_path, settings, summarise
 from maecho.reproduce import _batch_size, reproduce
@@ -84,6 +84,34 @@ def test_a_run_says_all_about_itself(tmp_path: Path) -> None:
         assert [len(counts) for counts in run["partition"]] == [10, 10]
         assert run["versions"].keys() >= {"maecho", "torch"}
         assert run["device"] == "cpu"
+        assert {column["device"] for column in run["columns"].values()} == {"cpu"}
+
+
+def test_rounds_go_on_from_the_chain_of_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What echo-chain has fitted is not fitted again, and the figures are those of columns run one by one."""
+    few = {"draws": 300}
+    columns = {
+        "chain": {"method": "echo-chain", **few},
+        "other": {"method": "echo-relay", "rounds": 2, "draws": 200},
+        "small": {"method": "echo-relay", "rounds": 2, **few, "upload": {"rank": 4}},
+        "two": {"method": "echo-relay", "rounds": 2, **few},
+        "many": {"method": "echo-relay", "rounds": 9, **few},
+        "all": {"method": "echo-relay"},
+    }
+    starts = []
+
+    def watched(*args: Any, start: Any, **options: Any) -> Any:
+        starts.append(start is not None)
+        return relay(*args, start=start, **options)
+
+    monkeypatch.setattr(importlib.import_module("maecho.reproduce"), "relay", watched)
+    (run,) = reproduce(replace(ONE, methods=columns), tmp_path / "together")["runs"]
+    assert starts == [False, False, True, True, False]
+    assert run["columns"]["two"]["seconds"] > run["columns"]["chain"]["seconds"]
+    for name, options in columns.items():
+        (alone,) = reproduce(replace(ONE, methods={name: options}), tmp_path / name)["runs"]
+        for key in ("accuracy", "bytes"):
+            assert alone["columns"][name][key] == run["columns"][name][key], name
 
 
 def test_again_does_nothing(tmp_path: Path, no_training: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from maecho.aggregation import choose, gathered_for
+from maecho.aggregation import EchoChain, choose, gathered_for
 from maecho.aggregation.drawing import Drawing
 from maecho.aggregation.regression import Regression
 from maecho.errors import UploadError
@@ -108,6 +108,18 @@ def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
         "regression": Regression(**{key: value for key, value in given.items() if key not in of_drawing}),
         "drawing": Drawing(**{key: value for key, value in given.items() if key in of_drawing}),
     }
+
+
+def drawn_by(options: Mapping[str, Any]) -> str | None:
+    """How a column fits stages at drawn inputs: columns of which this is the same share them. None if it has none."""
+    if options["method"] == "echo-chain":
+        found = choose(**plain(options))[1]
+        assert isinstance(found, EchoChain)
+        return repr((*found.parts(), options.get("upload")))
+    if options["method"] != "echo-relay" or options.get("rounds", "all") == "all":
+        return None
+    arguments = protocol(options)
+    return repr((arguments["regression"], arguments["drawing"], options.get("upload")))
 
 
 def gathered(options: Mapping[str, Any]) -> frozenset[str]:

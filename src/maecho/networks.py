@@ -38,7 +38,7 @@ def cnn() -> nn.Sequential:
         if isinstance(layer, nn.Linear):
             nn.init.xavier_normal_(layer.weight)
     network = nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten(), **head))
-    return network.to(memory_format=torch.channels_last)
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def digits_mlp() -> nn.Sequential:

@@ -31,7 +31,7 @@ from maecho.aggregation.relay import relay
 from maecho.client import make_upload
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
-from maecho.experiment import Cell, Experiment, gathered, plain, protocol, results_path, settings
+from maecho.experiment import Cell, Experiment, drawn_by, gathered, plain, protocol, results_path, settings
 from maecho.recursion import MEAN_OF
 from maecho.upload import Upload
 
@@ -147,6 +147,7 @@ def run_cell(
 ) -> dict[str, Any]:
     """One run; of an old one only the columns that are missing or have changed."""
     columns = _columns_to_do(experiment, old, only)
+    on = device if device == "cpu" else torch.cuda.get_device_name()
     dataset = data.load(experiment.data)
     parts = partition.dirichlet(
         dataset.y_train.numpy(), cell["clients"], cell["beta"], np.random.default_rng([seed, cell["clients"]])
@@ -167,18 +168,25 @@ def run_cell(
     ready = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
     found = {}
+    chains: dict[str | None, tuple[Mapping[str, torch.Tensor], float]] = {}
     for column, options in columns.items():
         given = uploads
         if "upload" in options:
             given = _uploads(clients, gathered(options), device, options["upload"])
+        start, before = None, 0.0
+        if options["method"] == "echo-relay":
+            start, before = chains.get(drawn_by(options), (None, 0.0))
         began_column = time.perf_counter()
-        made, sent = _apply(experiment, options, clients, given, device)
-        seconds = time.perf_counter() - began_column
+        made, sent = _apply(experiment, options, clients, given, device, start)
+        seconds = before + time.perf_counter() - began_column
+        if options["method"] == "echo-chain" and isinstance(made, nn.Module):
+            chains[drawn_by(options)] = made.state_dict(), seconds  # for columns that go on from it
         found[column] = {
             "settings": settings(options),
             "accuracy": _accuracy(made, test, device),
             "seconds": round(seconds, 4),
             "bytes": sent,
+            "device": on,
         }
     kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
     return {
@@ -189,7 +197,7 @@ def run_cell(
         "columns": {column: {**kept, **found}[column] for column in experiment.methods if column in {**kept, **found}},
         "weights_bytes": max(upload.bytes(()) for upload in uploads),
         "seconds": {"training": round(trained - began, 2), "statistics": round(ready - trained, 2)},
-        "device": device if device == "cpu" else torch.cuda.get_device_name(),
+        "device": on,
         "versions": {
             "maecho": __version__,
             "torch": torch.__version__,
@@ -225,9 +233,15 @@ def _uploads(clients: list[Client], needs: Collection[str], device: str, options
 
 
 def _apply(
-    experiment: Experiment, options: Mapping[str, Any], clients: list[Client], uploads: list[Upload], device: str
+    experiment: Experiment,
+    options: Mapping[str, Any],
+    clients: list[Client],
+    uploads: list[Upload],
+    device: str,
+    start: Mapping[str, torch.Tensor] | None,
 ) -> tuple[nn.Module | list[nn.Module], int]:
-    """What a column is measured on, and how many bytes the client sends for it that sends most."""
+    """What a column is measured on, and how many bytes the client sends for it that sends most. A relay goes on from
+    `start`, echo-chain's model, where there is one."""
     models = [model for model, _ in clients]
     if options["method"] == "local":
         return models, 0
@@ -236,7 +250,7 @@ def _apply(
         return Ensemble(models, options.get("by", "probabilities"), counts), max(u.bytes(()) for u in uploads)
     model = networks.build(experiment.network, torch.Generator().manual_seed(0))
     if options["method"] == "echo-relay":
-        merged = relay(model.to(device), clients, uploads=uploads, progress=False, **protocol(options))
+        merged = relay(model.to(device), clients, uploads=uploads, start=start, progress=False, **protocol(options))
         model.load_state_dict(merged)
         return model, merged.recipe["upload_bytes"] + sum(merged.recipe["bytes"])
     sent = max(upload.bytes(gathered(options)) for upload in uploads)

@@ -52,19 +52,20 @@ class EchoChain:
     model: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._parts()
+        self.parts()
 
-    def _parts(self) -> tuple[Regression, Drawing]:
+    def parts(self) -> tuple[Regression, Drawing]:
+        """What it is made of, as a relay takes it."""
         drawing = Drawing(self.draws, self.chunk, self.seed, self.features, self.noise)
         return Regression(self.ridge, self.head, self.pull), drawing
 
     @property
     def needs(self) -> frozenset[str]:
-        return self._parts()[1].needs
+        return self.parts()[1].needs
 
     @property
     def uses(self) -> frozenset[str]:
-        return self._parts()[1].uses
+        return self.parts()[1].uses
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         cohort = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "echo-chain", uses=self.uses)
@@ -74,7 +75,7 @@ class EchoChain:
         dtype = torch.float32  # or what the uploads have, if it is finer
         for tensor in first.weights.values():
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
-        regression, drawing = self._parts()
+        regression, drawing = self.parts()
         server = RelayServer(
             network.to(device, dtype), rounds=1, uploads=cohort, regression=regression, drawing=drawing
         )

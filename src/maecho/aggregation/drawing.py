@@ -91,7 +91,15 @@ class Players:
         self._plan: Plan | None = None
         self._follow: dict[str, Tensor] = {}
 
-    def __iter__(self) -> Iterator[RelayClient]:
+    def __len__(self) -> int:
+        return len(self._cohort)
+
+    @property
+    def plan(self) -> Plan:
+        """The stages of the network."""
+        return self._plan or next(iter(self)).plan
+
+    def __iter__(self) -> Iterator[Player]:
         like = next((p for p in self._model.parameters()), torch.zeros(()))
         everyone = sum(self._cohort.examples)
         for upload in self._cohort:

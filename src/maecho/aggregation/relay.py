@@ -28,6 +28,7 @@ def relay(
     drawing: Drawing | None = None,
     prior: Mapping[str, Tensor] | None = None,
     uploads: Sequence[Upload] | None = None,
+    start: Mapping[str, Tensor] | None = None,
     progress: bool | None = None,
     privacy: Privacy | None = None,
 ) -> Merged:
@@ -36,7 +37,7 @@ def relay(
     Args:
         model: a network of the clients' architecture, any weights. Left as it is.
         clients: pairs of a trained model and its batches (something that can be gone through again).
-        rounds, regression, drawing, prior: as of RelayServer.
+        rounds, regression, drawing, prior, start: as of RelayServer.
         uploads: what the clients have uploaded before, with moments, for rounds other than "all". Made here, uncut, if
             there are none.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
@@ -61,7 +62,9 @@ def relay(
             make_upload(own, batches, f"client {i}", statistics, rank=None, progress=progress, privacy=privacy)
             for i, (own, batches) in enumerate(pairs)
         ]
-    server = RelayServer(model, rounds=rounds, uploads=uploads, regression=regression, drawing=drawing, prior=prior)
+    server = RelayServer(
+        model, rounds=rounds, uploads=uploads, start=start, regression=regression, drawing=drawing, prior=prior
+    )
     while not server.done:
         question = server.broadcast()
         label = f"echo-relay, stage {len(server.clients_heard) + 1}"

@@ -45,6 +45,8 @@ class RelayServer:
             echo-chain, each further round is one more stage at real data, from the head backwards. Or the names of
             layers. For anything but "all" there must be uploads.
         uploads: of the clients, with moments: what pseudo inputs are drawn from.
+        start: a state_dict that was merged before, by echo-chain say. The stages before the first round are taken from
+            it instead of being fitted anew at drawn inputs.
         regression: the ridge and the head.
         drawing: of the pseudo inputs.
         prior: a state_dict that the ridge pulls to, in place of the clients' average.
@@ -58,6 +60,7 @@ class RelayServer:
         *,
         rounds: Rounds = "all",
         uploads: Iterable[Source] | None = None,
+        start: Mapping[str, Tensor] | None = None,
         regression: Regression | None = None,
         drawing: Drawing | None = None,
         prior: Mapping[str, Tensor] | None = None,
@@ -70,7 +73,7 @@ class RelayServer:
         self._units, self._aliases = network(self._merged), read(self._merged).aliases
         self._rounds = _checked(rounds, self._units)
         self._regression = regression or Regression()
-        self._prior = None if prior is None else _loaded(model, prior)
+        self._prior = None if prior is None else _loaded(model, prior, "prior")
         self._minimum, self._checkpoint = minimum, None if checkpoint is None else Path(checkpoint)
         self._players = None
         if uploads is not None:
@@ -81,11 +84,14 @@ class RelayServer:
         self._head: str | None = None
         self._alone = False  # a single client, whose network is what is wanted
         self._finished = 0
+        self._taken = 0  # stages that come from `start`
         self._settled: set[str] = set()
         self.clients_heard: list[int] = []
         """How many answered, stage by stage; 0 where inputs were drawn."""
         self.bytes_heard: list[int] = []
         """How large the largest answer was, stage by stage; 0 where inputs were drawn."""
+        if start is not None:
+            self._begin(start)
 
     @property
     def done(self) -> bool:
@@ -131,6 +137,7 @@ class RelayServer:
             "method": "echo-chain" if self._rounds == 1 else "echo-relay",
             "options": ", ".join([repr(self._regression), *drawn, f"rounds={self._rounds!r}"]),
             "stages": self.stages,
+            "taken": self.stages[: self._taken],
             "clients": self.clients_heard,
             "bytes": self.bytes_heard,
             "made_by": f"maecho {__version__}",
@@ -201,6 +208,27 @@ class RelayServer:
         self._load(plain)
         self._stages, self._head = stages, named(total, "head")
         self._alone = round(float(total["clients"])) == 1
+
+    def _begin(self, start: Mapping[str, Tensor]) -> None:
+        """What comes before the first stage at real data, as it was merged before."""
+        if self._players is None or self._rounds == "all":
+            raise UploadError(
+                f"start must come with uploads, which tell how the network runs, and with rounds at some layers alone, "
+                f"got rounds={self._rounds!r}"
+            )
+        plan = self._players.plan
+        self._stages, self._head = [list(stage) for stage in plan.stages], plan.head
+        self._alone = len(self._players) == 1
+        while self._taken < len(self._stages) and self._is_drawn(self._taken):
+            self._taken += 1
+        if self._taken == len(self._stages):
+            raise UploadError(f"with a start some stage must be asked for anew, got rounds={self._rounds!r}")
+        fitted_anew = [unit for stage in self._stages[self._taken :] for unit in stage]
+        left_out = {name for unit in fitted_anew for name in unit.parameters(self._merged)} | self._aliases.keys()
+        state = _loaded(self._model, start, "start").state_dict()
+        self._load({name: tensor for name, tensor in state.items() if name not in left_out})
+        self._finished = self._taken
+        self.clients_heard, self.bytes_heard = [0] * self._taken, [0] * self._taken
 
     def _fit(self, total: Mapping[str, Tensor], heard: int, size: int) -> None:
         assert self._stages is not None
@@ -298,10 +326,10 @@ def _checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str
     return tuple(rounds)
 
 
-def _loaded(model: nn.Module, prior: Mapping[str, Tensor]) -> nn.Module:
+def _loaded(model: nn.Module, state: Mapping[str, Tensor], what: str) -> nn.Module:
     twin = copy.deepcopy(model)
     try:
-        twin.load_state_dict(dict(prior))
+        twin.load_state_dict(dict(state))
     except RuntimeError as error:
-        raise UploadError(f"prior must be a state_dict of the model, got: {' '.join(str(error).split())}") from error
+        raise UploadError(f"{what} must be a state_dict of the model, got: {' '.join(str(error).split())}") from error
     return split(twin)
