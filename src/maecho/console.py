@@ -19,6 +19,7 @@ from maecho.aggregation import Merged
 from maecho.evaluation import Evaluation
 from maecho.guide import GUIDES
 from maecho.ladder import Ladder
+from maecho.progress import stderr
 from maecho.upload import Upload
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def show_ladders(ladders: Sequence[Ladder]) -> None:
 def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], None]]:
     """A bar of finished runs on stderr, with the cell that finished last."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(name, total=None)
 
         def on_run(done: int, total: int, run: dict[str, Any]) -> None:

@@ -8,12 +8,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 T = TypeVar("T")
 
 PATIENCE = 2.0
 """Seconds before a bar appears: short work stays silent."""
+
+
+@cache
+def stderr() -> Console:
+    """One for all bars: those inside others then stand below them."""
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 def track(items: Iterable[T], label: str, total: int | None = None, show: bool | None = None) -> Iterator[T]:
@@ -24,13 +36,12 @@ def track(items: Iterable[T], label: str, total: int | None = None, show: bool |
         yield from items
         return
     try:
-        from rich.console import Console
         from rich.progress import Progress
     except ImportError:
         yield from items
         return
     began, task = time.monotonic(), None
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=stderr(), transient=True) as bar:
         for done, item in enumerate(items):
             if task is None and time.monotonic() - began > PATIENCE:
                 task = bar.add_task(label, total=total, completed=done)

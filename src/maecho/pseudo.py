@@ -58,6 +58,10 @@ class PseudoInputs:
         total = sum(given)
         return [max(1, round(self.draws * count / total)) for count in given]
 
+    def __len__(self) -> int:
+        """How many chunks."""
+        return sum(len(_sizes(count, self.chunk)) for count in self.counts())
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         m = self.moments
         rng = torch.Generator().manual_seed(self.seed)  # on the CPU: the same draws on any device

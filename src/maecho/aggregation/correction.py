@@ -25,6 +25,7 @@ from maecho.aggregation.regression import strength
 from maecho.features import changed
 from maecho.forward import call
 from maecho.moments import NO_CLASS, Moments
+from maecho.progress import track
 from maecho.pseudo import PseudoInputs, draw
 from maecho.spectra import divide, plus_identity
 
@@ -52,6 +53,7 @@ class Correction:
         seed: of what is drawn from these.
         ridge: as of Regression.
         follow: M, where it is known already.
+        progress: a bar while M is found.
     """
 
     def __init__(
@@ -62,12 +64,17 @@ class Correction:
         seed: int,
         ridge: float,
         follow: Float[Tensor, "d d"] | None = None,
+        progress: bool | None = False,
     ):
         self.layer, self.follow = layer, follow
         self._inputs, self._features, self._seed, self._ridge = inputs, features, seed, ridge
         self._groups = {label: k for k, label in enumerate(features.classes.tolist())}
         self._rng = torch.Generator()
         self._label = NO_CLASS
+        self._progress = progress
+
+    def __len__(self) -> int:
+        return len(self._inputs)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         self._rng.manual_seed(self._seed)
@@ -96,7 +103,8 @@ class Correction:
     def map(self, own: nn.Module, merged: nn.Module) -> Float[Tensor, "d d"]:
         """M. What comes before the layer must be settled."""
         n, sums, gram, cross = 0, [torch.zeros(0)] * 2, torch.zeros(0), torch.zeros(0)
-        for x, _ in replace(self._inputs, draws=MAP_DRAWS * self._inputs.draws):
+        more = replace(self._inputs, draws=MAP_DRAWS * self._inputs.draws)
+        for x, _ in track(more, f"features at {self.layer}", show=self._progress):
             f, h = (self._reaching(network, x).double() for network in (own, merged))
             if not n:
                 sums, (gram, cross) = [f.new_zeros(f.shape[1]) for _ in "fh"], f.new_zeros(2, f.shape[1], f.shape[1])

@@ -60,9 +60,15 @@ class Player(RelayClient):
     """A client that is not there: its model, and inputs that look like its own."""
 
     def __init__(
-        self, model: nn.Module, inputs: PseudoInputs, client: str, plan: Plan | None, correction: Correction | None
+        self,
+        model: nn.Module,
+        inputs: PseudoInputs,
+        client: str,
+        plan: Plan | None,
+        correction: Correction | None,
+        progress: bool | None,
     ):
-        super().__init__(model, inputs if correction is None else correction, client, plan=plan, progress=False)
+        super().__init__(model, inputs if correction is None else correction, client, plan=plan, progress=progress)
         self._correction = correction
 
     def _sums(self, units: Sequence[Unit], head: str | None) -> Message:
@@ -80,14 +86,21 @@ class Player(RelayClient):
 class Players:
     """One respondent for every upload, made when its turn comes; the same each time."""
 
-    def __init__(self, model: nn.Module, uploads: Iterable[Source], drawing: Drawing, ridge: float):
+    def __init__(
+        self,
+        model: nn.Module,
+        uploads: Iterable[Source],
+        drawing: Drawing,
+        ridge: float,
+        progress: bool | None = None,
+    ):
         if not isinstance(uploads, Cohort):
             # Read to where the network is: what is drawn is drawn there.
             device = next((p.device for p in model.parameters()), None)
             uploads = Cohort(uploads, drawing.needs, "echo-chain", device, drawing.uses)
         self._cohort = uploads
         self.drawing = drawing
-        self._model, self._ridge = copy.deepcopy(model), ridge
+        self._model, self._ridge, self._progress = copy.deepcopy(model), ridge, progress
         self._plan: Plan | None = None
         self._follow: dict[str, Tensor] = {}
 
@@ -117,8 +130,9 @@ class Players:
             correction = None
             if found is not None:
                 own = seed_for(self.drawing.seed, f"features of {upload.client}")
-                correction = Correction(inputs, *found, own, self._ridge, self._follow.get(upload.client))
-            client = Player(self._model, inputs, upload.client, self._plan, correction)
+                known = self._follow.get(upload.client)
+                correction = Correction(inputs, *found, own, self._ridge, known, self._progress)
+            client = Player(self._model, inputs, upload.client, self._plan, correction, self._progress)
             self._plan = client.plan
             yield client
             follow = None if correction is None else correction.follow

@@ -63,7 +63,14 @@ def relay(
             for i, (own, batches) in enumerate(pairs)
         ]
     server = RelayServer(
-        model, rounds=rounds, uploads=uploads, start=start, regression=regression, drawing=drawing, prior=prior
+        model,
+        rounds=rounds,
+        uploads=uploads,
+        start=start,
+        regression=regression,
+        drawing=drawing,
+        prior=prior,
+        progress=progress,
     )
     while not server.done:
         question = server.broadcast()

@@ -25,6 +25,7 @@ from maecho.attention import packed, split
 from maecho.errors import UploadError
 from maecho.layers import read
 from maecho.messages import ONE, Message, add_up, asked, named, sums_of, to_send
+from maecho.progress import track
 from maecho.units import Unit, network
 
 Rounds = int | str | Sequence[str]
@@ -52,6 +53,7 @@ class RelayServer:
         prior: a state_dict that the ridge pulls to, in place of the clients' average.
         minimum: a round with fewer answers is refused; it can be asked again.
         checkpoint: a file that holds the last finished stage, for `resume`.
+        progress: a progress bar where inputs are drawn: True, False, or None for one on a terminal if it takes long.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class RelayServer:
         prior: Mapping[str, Tensor] | None = None,
         minimum: int = 1,
         checkpoint: str | Path | None = None,
+        progress: bool | None = None,
     ):
         number("minimum", minimum, "a whole number, at least 1", 1, whole=True)
         self._model = model
@@ -75,9 +78,9 @@ class RelayServer:
         self._regression = regression or Regression()
         self._prior = None if prior is None else _loaded(model, prior, "prior")
         self._minimum, self._checkpoint = minimum, None if checkpoint is None else Path(checkpoint)
-        self._players = None
+        self._players, self._progress = None, progress
         if uploads is not None:
-            self._players = Players(model, uploads, drawing or Drawing(), self._regression.ridge)
+            self._players = Players(model, uploads, drawing or Drawing(), self._regression.ridge, progress)
         if self._players is None and rounds != "all":
             raise UploadError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
         self._stages: list[list[Unit]] | None = None  # not known before the first answers
@@ -312,7 +315,9 @@ class RelayServer:
             if known and (self._finished == len(self._stages or ()) or not self._is_drawn(self._finished)):
                 return
             question = self._question()
-            self._take((client.answer(question) for client in self._players), drawn=True)
+            label = f"echo-chain, stage {self._finished + 1}" + (f" of {len(self._stages)}" if self._stages else "")
+            players = track(self._players, label, show=self._progress)
+            self._take((client.answer(question) for client in players), drawn=True)
 
 
 def _checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str, ...]:
