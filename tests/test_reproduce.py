@@ -165,6 +165,17 @@ def test_old_settings_are_marked(tmp_path: Path) -> None:
     assert experiment.markdown(other, summarise(other, results)).count("†") == 1
 
 
+def test_a_document_shows_what_was_run(tmp_path: Path) -> None:
+    results = reproduce(TINY, tmp_path, columns=["local", "ensemble"])
+    head, *_, last = experiment.markdown(TINY, summarise(TINY, results)).splitlines()
+    assert head == "| clients | beta | init | local | ensemble |"
+    assert last.count("±") == 2
+    del results["runs"][-1]["columns"]["local"], results["runs"][-2]["columns"]["local"]
+    head, *_, last = experiment.markdown(TINY, summarise(TINY, results)).splitlines()
+    assert "local" in head  # one cell has it
+    assert last.startswith("| 2 | 0.5 | different |  |")
+
+
 def test_an_interruption_loses_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         reproduce(TINY, tmp_path, on_run=Told(stop_after=1))

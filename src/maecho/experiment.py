@@ -221,15 +221,13 @@ def _same(published: Any, ours: Any) -> bool:
 
 def markdown(experiment: Experiment, table: list[tuple[Cell, dict[str, Figure]]]) -> str:
     """The table for a document: mean over seeds, ± half the range, and the paper's figure in brackets; † if it was
-    measured with other settings than it has now."""
+    measured with other settings than it has now. Columns that were never run are left out."""
     keys = list(experiment.cells[0])
-    lines = [
-        "| " + " | ".join([*keys, *experiment.methods]) + " |",
-        "|" + "---|" * (len(keys) + len(experiment.methods)),
-    ]
+    columns = [column for column in experiment.methods if any(column in figures for _, figures in table)]
+    lines = ["| " + " | ".join([*keys, *columns]) + " |", "|" + "---|" * (len(keys) + len(columns))]
     for cell, figures in table:
         texts = []
-        for column in experiment.methods:
+        for column in columns:
             if column not in figures:
                 texts.append("")
                 continue

@@ -105,11 +105,14 @@ class Correction:
         n, sums, gram, cross = 0, [torch.zeros(0)] * 2, torch.zeros(0), torch.zeros(0)
         more = replace(self._inputs, draws=MAP_DRAWS * self._inputs.draws)
         for x, _ in track(more, f"features at {self.layer}", show=self._progress):
-            f, h = (self._reaching(network, x).double() for network in (own, merged))
+            f, h = (self._reaching(network, x) for network in (own, merged))
             if not n:
-                sums, (gram, cross) = [f.new_zeros(f.shape[1]) for _ in "fh"], f.new_zeros(2, f.shape[1], f.shape[1])
+                d = f.shape[1]
+                sums = [f.new_zeros(d, dtype=torch.float64) for _ in "fh"]
+                gram, cross = f.new_zeros(2, d, d, dtype=torch.float64)
             n += len(f)
-            sums = [sums[0] + f.sum(0), sums[1] + h.sum(0)]
+            sums = [sums[0] + f.sum(0, dtype=torch.float64), sums[1] + h.sum(0, dtype=torch.float64)]
+            # Products of a chunk in the network's own precision: what draws leave open is far more than that.
             gram += f.mT @ f
             cross += h.mT @ f
         gram -= torch.outer(sums[0], sums[0]) / n
