@@ -14,8 +14,9 @@ import time
 import numpy as np
 import torch
 
-from maecho import aggregate, data, evaluate, make_upload, networks, partition
-from maecho.training import LocalTraining
+from maecho import aggregate, evaluate, make_upload
+from maecho.lab import data, networks, partition
+from maecho.lab.training import LocalTraining
 
 METHODS = ("ma-echo", "regmean", "echo-chain", "dense")
 REPEATS = 3

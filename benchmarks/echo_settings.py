@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from maecho import Upload, aggregate, data, evaluate, make_upload, networks, partition, relay
-from maecho.aggregation.regression import Head, Regression
-from maecho.training import LocalTraining
+from maecho import Upload, aggregate, evaluate, make_upload, relay
+from maecho.echo.fit import Head, Regression
+from maecho.lab import data, networks, partition
+from maecho.lab.training import LocalTraining
 
 RIDGES = (5e-5, 5e-4, 5e-3)
 HEADS: tuple[Head, ...] = ("regression", "ridge", "lda")

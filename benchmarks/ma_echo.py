@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import maecho
-from maecho.networks import build
+from maecho.lab.networks import build
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import one_shot

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import maecho
-from maecho.networks import build
+from maecho.lab.networks import build
 
 SIZES = (20, 200)
 

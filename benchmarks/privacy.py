@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maecho import Privacy, aggregate, data, evaluate, make_upload, networks, partition, relay
-from maecho.aggregation.regression import Regression
-from maecho.training import LocalTraining
+from maecho import Privacy, aggregate, evaluate, make_upload, relay
+from maecho.echo.fit import Regression
+from maecho.lab import data, networks, partition
+from maecho.lab.training import LocalTraining
 
 NOISES = (0.3, 1.0, 2.0, 5.0)
 DRAWS = 5

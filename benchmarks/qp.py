@@ -3,7 +3,8 @@
     pip install qpsolvers clarabel cvxopt daqp piqp quadprog   # whichever of them; the others are skipped
     python benchmarks/qp.py
 
-The first row of each size is `maecho.qp`; the others go through qpsolvers, at tolerances tighter than their defaults.
+The first row of each size is `maecho.linalg.simplex`; the others go through qpsolvers, at tolerances tighter than
+their defaults.
 """
 
 import importlib
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maecho.qp import capped_simplex
+from maecho.linalg.simplex import capped_simplex
 
 Array = NDArray[np.float64]
 Solver = Callable[[Array, float], Array]
@@ -91,7 +92,7 @@ def row(solver: Solver, sizes: range, count: int) -> str:
 
 def main() -> None:
     warnings.filterwarnings("ignore", module="qpsolvers")
-    solvers: dict[str, Solver] = {"maecho.qp": capped_simplex}
+    solvers: dict[str, Solver] = {"maecho.linalg.simplex": capped_simplex}
     for name in OTHERS:
         missing = [package for package in ("qpsolvers", name) if find_spec(package) is None]
         if missing:

@@ -13,9 +13,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from maecho import data, leaves
-from maecho.pseudo import draw
-from maecho.scatter import ClassScatter
+from maecho.lab import data
+from maecho.statistics.scatter import ClassScatter
+from maecho.synthesis import leaves
+from maecho.synthesis.pseudo import draw
 
 COLUMNS = 12
 

@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from maecho.experiment import Experiment, markdown, summarise
-from maecho.reproduce import reproduce
+from maecho.lab.experiment import Experiment, markdown, summarise
+from maecho.lab.runs import reproduce
 
 
 def told(done: int, total: int, run: dict[str, Any]) -> None:

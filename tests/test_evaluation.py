@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import maecho
-from conftest import batches, network
 from maecho.evaluation import evaluate_clients
+from support.clients import batches, network
 
 
 class Fixed(nn.Module):

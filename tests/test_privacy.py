@@ -17,16 +17,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import maecho
-from maecho import Privacy, RelayClient, Upload, UploadError, cli, inspection, make_upload, relay
-from maecho.aggregation.regression import Regression, repaired
-from maecho.attention import split
-from maecho.forward import forward
-from maecho.observation import observe
+from maecho import Privacy, RelayClient, Upload, UploadError, make_upload, relay
+from maecho.cli import app as cli
+from maecho.echo.fit import Regression, repaired
+from maecho.echo.observation import observe
+from maecho.network.attention import split
+from maecho.network.forward import forward
+from maecho.network.units import network as units
+from maecho.network.units import plan
 from maecho.privacy import normal
-from maecho.private_moments import InputSums
-from maecho.units import network as units
-from maecho.units import plan
-from tiny import batches, network
+from maecho.statistics.noise import InputSums
+from maecho.upload import inspection
+from support.tiny import batches, network
 
 ROOT = Path(__file__).resolve().parent.parent
 

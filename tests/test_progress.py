@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import maecho
-from conftest import batches
-from conftest import network as mlp
 from maecho import progress
-from maecho.aggregation.drawing import Drawing
+from maecho.echo.players import Drawing
 from maecho.progress import track
+from support.clients import batches
+from support.clients import network as mlp
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@
 
 from maecho._version import __version__
 from maecho.aggregation import METHODS, Merged, aggregate
-from maecho.aggregation.relay import relay
-from maecho.aggregation.server import RelayServer
-from maecho.client import make_upload
+from maecho.echo.client import RelayClient
+from maecho.echo.relay import relay
+from maecho.echo.server import RelayServer
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, Evaluation, evaluate
 from maecho.privacy import Privacy
-from maecho.respondent import RelayClient
-from maecho.upload import Upload
+from maecho.upload.client import make_upload
+from maecho.upload.upload import Upload
 
 __all__ = [
     "METHODS",

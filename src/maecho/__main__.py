@@ -1,5 +1,5 @@
 """`python -m maecho`"""
 
-from maecho.cli import main
+from maecho.cli.app import main
 
 main()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maecho.aggregation.average import HOLDS
 from maecho.errors import UploadError
-from maecho.forward import forward
+from maecho.network.forward import forward
 
 
 @dataclass(frozen=True)

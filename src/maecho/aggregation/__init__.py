@@ -14,7 +14,6 @@ from maecho._version import __version__
 from maecho.aggregation.afl import AFL
 from maecho.aggregation.average import FedAvg
 from maecho.aggregation.chain import EchoChain
-from maecho.aggregation.cohort import Cohort, Source
 from maecho.aggregation.dense import DENSE
 from maecho.aggregation.fisher import Fisher
 from maecho.aggregation.kronecker import Kronecker
@@ -22,8 +21,9 @@ from maecho.aggregation.ma_echo import Iteration, MAEcho
 from maecho.aggregation.matching import PFNM, FedMA
 from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.aggregation.regmean import RegMean
-from maecho.aggregation.result import Merged, Method
 from maecho.errors import UploadError
+from maecho.upload.cohort import Cohort, Source
+from maecho.upload.merged import Merged, Method
 
 METHODS: dict[str, Method] = {
     "fedavg": FedAvg(),

@@ -20,11 +20,11 @@ from typing import Literal
 import torch
 
 from maecho.aggregation.average import Mean
-from maecho.aggregation.options import NOT_NEGATIVE, number, one_of
-from maecho.aggregation.result import Merged, assemble
 from maecho.errors import UploadError
-from maecho.spectra import divide, mean_eigenvalue, plus_identity
-from maecho.upload import Upload
+from maecho.linalg.spectra import divide, mean_eigenvalue, plus_identity
+from maecho.options import NOT_NEGATIVE, number, one_of
+from maecho.upload.merged import Merged, assemble
+from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)

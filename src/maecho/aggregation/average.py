@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from maecho.aggregation.options import one_of
-from maecho.aggregation.result import Merged, assemble
 from maecho.errors import UploadError
-from maecho.upload import Upload
+from maecho.options import one_of
+from maecho.upload.merged import Merged, assemble
+from maecho.upload.upload import Upload
 
 HOLDS = 2
 """Examples from which on a client holds a class: the release does not count a single one."""

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from maecho.aggregation.cohort import Cohort
-from maecho.aggregation.drawing import Drawing
-from maecho.aggregation.regression import Head, Regression
-from maecho.aggregation.result import Merged
-from maecho.aggregation.server import RelayServer
-from maecho.aggregation.skeleton import skeleton
-from maecho.attention import copied
-from maecho.pseudo import Noise
-from maecho.upload import Upload
+from maecho.echo.fit import Head, Regression
+from maecho.echo.players import Drawing
+from maecho.echo.server import RelayServer
+from maecho.network.attention import copied
+from maecho.synthesis.pseudo import Noise
+from maecho.upload.cohort import Cohort
+from maecho.upload.merged import Merged
+from maecho.upload.skeleton import skeleton
+from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)

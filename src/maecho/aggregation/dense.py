@@ -21,23 +21,15 @@ from torch.nn import functional
 
 from maecho import devices
 from maecho.aggregation.average import Mean
-from maecho.aggregation.cohort import Cohort
-from maecho.aggregation.generator import (
-    NOISE,
-    Generator,
-    Standardised,
-    Teachers,
-    boundary_support,
-    divergence,
-    logits,
-)
-from maecho.aggregation.options import NOT_NEGATIVE, POSITIVE, number, one_of
-from maecho.aggregation.result import Merged, assemble
-from maecho.aggregation.skeleton import skeleton
 from maecho.errors import UploadError
+from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
 from maecho.randomness import global_seed
-from maecho.upload import Upload
+from maecho.synthesis.generator import NOISE, Generator, Standardised, Teachers, boundary_support, divergence, logits
+from maecho.upload.cohort import Cohort
+from maecho.upload.merged import Merged, assemble
+from maecho.upload.skeleton import skeleton
+from maecho.upload.upload import Upload
 
 GENERATOR_RATE, GENERATOR_BETAS = 1e-3, (0.5, 0.999)
 """Of Adam, as in the release."""

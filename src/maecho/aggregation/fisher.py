@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
-from maecho.aggregation.options import NOT_NEGATIVE, number, one_of
-from maecho.aggregation.result import Merged, assemble
 from maecho.errors import UploadError
-from maecho.upload import Upload
+from maecho.options import NOT_NEGATIVE, number, one_of
+from maecho.upload.merged import Merged, assemble
+from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)

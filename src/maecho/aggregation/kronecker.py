@@ -26,12 +26,12 @@ from typing import Literal
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
-from maecho.aggregation.conjugate import Sylvester
-from maecho.aggregation.options import NOT_NEGATIVE, POSITIVE, number, one_of
-from maecho.aggregation.result import Merged, assemble
+from maecho.linalg.spectra import Spectrum
+from maecho.linalg.sylvester import Sylvester
+from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
-from maecho.spectra import Spectrum
-from maecho.upload import Upload
+from maecho.upload.merged import Merged, assemble
+from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)

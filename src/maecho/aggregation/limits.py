@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maecho.aggregation.echo import Steps
-from maecho.spectra import Spectrum, divide, plus_identity, times
+from maecho.aggregation.iteration import Steps
+from maecho.linalg.spectra import Spectrum, divide, plus_identity, times
 
 CLOSEST = 1e-9
 """How near an eigenvalue of a projector may come to 1: there K is infinite, which stands for "exactly this client"."""

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from maecho.aggregation.average import ClassAwareHead, Mean
-from maecho.aggregation.cohort import Cohort
-from maecho.aggregation.echo import Echo, Steps, echo
+from maecho.aggregation.iteration import Echo, Steps, echo
 from maecho.aggregation.limits import Limit
-from maecho.aggregation.options import POSITIVE, number, one_of
-from maecho.aggregation.result import Merged, assemble
-from maecho.layers import Layer
+from maecho.linalg.spectra import Spectrum
+from maecho.network.layers import Layer
+from maecho.options import POSITIVE, number, one_of
 from maecho.progress import track
-from maecho.spectra import Spectrum
-from maecho.upload import Upload
+from maecho.upload.cohort import Cohort
+from maecho.upload.merged import Merged, assemble
+from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class MAEcho:
         return Steps(2 * self.step_size, 1.0, hold, self.form == "anchored", self.normalise, alpha)
 
     def _solve_qp(self, gram: Tensor) -> Tensor:
-        from maecho.qp import capped_simplex  # the solver is needed for this option alone
+        from maecho.linalg.simplex import capped_simplex
 
         return torch.from_numpy(capped_simplex(gram.double().cpu().numpy(), self.cap))
 

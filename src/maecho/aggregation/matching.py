@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maecho.aggregation.options import POSITIVE, number, one_of
-from maecho.aggregation.result import Merged
-from maecho.alignment import Alignment, carry, rows_of
+from maecho.alignment.transport import Alignment, carry, rows_of
 from maecho.errors import UploadError
-from maecho.spaces import Space
-from maecho.upload import Upload
+from maecho.network.spaces import Space
+from maecho.options import POSITIVE, number, one_of
+from maecho.upload.merged import Merged
+from maecho.upload.upload import Upload
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 
 from maecho.aggregation.average import FedAvg
 from maecho.aggregation.ma_echo import MAEcho
-from maecho.aggregation.result import Merged
-from maecho.alignment import Alignment
-from maecho.upload import Upload
+from maecho.alignment.transport import Alignment
+from maecho.upload.merged import Merged
+from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
-from maecho.aggregation.options import NOT_NEGATIVE, number
-from maecho.aggregation.result import Merged, assemble
-from maecho.spectra import divide, mean_eigenvalue, plus_identity, times
-from maecho.upload import Upload
+from maecho.linalg.spectra import divide, mean_eigenvalue, plus_identity, times
+from maecho.options import NOT_NEGATIVE, number
+from maecho.upload.merged import Merged, assemble
+from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)

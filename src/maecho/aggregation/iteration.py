@@ -1,0 +1,218 @@
+"""One layer of MA-Echo, iterated: the global W and every client's V_i.
+
+All three forms are one pair of steps with other coefficients,
+
+    W   ← W − Σ_i ω_i (W − V_i) P_i                          pull: back to where client i has data
+    V_i ← (1 − κ) V_i + κ W − ρ (W − V_i) P_i                follow: towards W, except where client i has data
+
+With P_i = U_i diag(s_i) U_iᵀ everything that differs between clients lives in the columns of U = [U_1 … U_N]:
+
+    W = W⁰ − H Uᵀ,    V_i = c W_i + S + L_i U_iᵀ,    S = σ W⁰ − F Uᵀ
+
+with scalars c, σ and matrices H, F, L of one column for each of U. An iteration needs (W − V_i) U_i, which follows from
+UᵀU without ever touching N dense matrices. Where each client's step is normalised (Norm) the V_i
+part ways and are kept one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from maecho.linalg.spectra import Spectrum
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+Alpha = Callable[[Tensor], Tensor]
+"""Gram matrix of the clients' gradients [N, N] -> weights of the clients."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The coefficients of one form."""
+
+    pull: float
+    """ω_i = pull · α_i"""
+    follow: float
+    """κ"""
+    hold: float
+    """ρ"""
+    anchored: bool = False
+    """V_i anew from W_i in every step, instead of from the last V_i."""
+    normalised: bool = False
+    """Norm: rows of each client's step have length κ."""
+    alpha: Alpha | None = None
+    """None: 1/N."""
+
+
+class Echo(Protocol):
+    """What a layer must do, however it keeps its V_i."""
+
+    def step(self) -> None: ...
+    def merged(self) -> Float[Tensor, "g o d"]:
+        """W."""
+        ...
+
+    def client(self, index: int) -> Float[Tensor, "g o d"]:
+        """V_i."""
+        ...
+
+    def mean(self) -> Float[Tensor, "g o d"]:
+        """The mean of the V_i."""
+        ...
+
+
+class Columns:
+    """U = [U_1 … U_N] of one layer, and what multiplies with it."""
+
+    def __init__(self, spectra: Sequence[Spectrum], dtype: torch.dtype):
+        self.ranks = [spectrum.rank for spectrum in spectra]
+        device = spectra[0].values.device
+        self.s = torch.cat([spectrum.values.to(dtype) for spectrum in spectra], -1).unsqueeze(-2)
+        owner = torch.arange(len(spectra)).repeat_interleave(torch.tensor(self.ranks))
+        self.owner: Int[Tensor, " columns"] = owner.to(device)
+        bases = [spectrum.basis for spectrum in spectra]
+        self._U = None if bases[0] is None else torch.cat([U.to(dtype) for U in bases if U is not None], -1)
+        # M ↦ M Uᵀ U is one product with UᵀU, or two thin ones, whichever is less work.
+        self._UU = None
+        if self._U is not None and self._U.shape[-1] < 2 * self._U.shape[-2]:
+            self._UU = self._U.mT @ self._U
+
+    def into(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o columns"]:
+        """M U."""
+        return M.repeat(1, 1, len(self.ranks)) if self._U is None else M @ self._U
+
+    def back(self, E: Float[Tensor, "g o columns"]) -> Float[Tensor, "g o d"]:
+        """E Uᵀ."""
+        if self._U is None:
+            return E.reshape(*E.shape[:-1], len(self.ranks), -1).sum(-2)
+        return E @ self._U.mT
+
+    def through(self, E: Float[Tensor, "g o columns"]) -> Float[Tensor, "g o columns"]:
+        """E Uᵀ U."""
+        return self.into(self.back(E)) if self._UU is None else E @ self._UU
+
+    def each(self, local: Sequence[Float[Tensor, "g o d"]]) -> Float[Tensor, "g o columns"]:
+        """[W_1 U_1 … W_N U_N]."""
+        if self._U is None:
+            return torch.cat(list(local), -1)
+        pairs = zip(local, self._U.split(self.ranks, -1), strict=True)
+        return torch.cat([W @ U for W, U in pairs], -1)
+
+    def one(self, E: Float[Tensor, "g o columns"], index: int) -> Float[Tensor, "g o d"]:
+        """E_i U_iᵀ."""
+        own: Tensor = E.split(self.ranks, -1)[index]
+        if self._U is None:
+            return own
+        U: Tensor = self._U.split(self.ranks, -1)[index]
+        return own @ U.mT
+
+    def gram(self, D: Float[Tensor, "g o columns"]) -> Float[Tensor, "clients clients"]:
+        """Inner products of the clients' gradients 2 D_i U_iᵀ, in float64: a Gram matrix must look like one."""
+        D = D.double()
+        if self._U is None:
+            parts = D.reshape(*D.shape[:-1], len(self.ranks), -1).transpose(-2, -3).flatten(-2)  # [g, N, o · d]
+            return 4 * (parts @ parts.mT).sum(0)
+        products = ((D.mT @ D) * (self._U.mT @ self._U if self._UU is None else self._UU).double()).sum(0)
+        n = len(self.ranks)
+        rows = products.new_zeros(n, products.shape[1]).index_add_(0, self.owner, products)
+        return 4 * products.new_zeros(n, n).index_add_(1, self.owner, rows)
+
+
+class SharedEcho:
+    """W and all V_i in the columns of U.
+
+    The gap E_i = (W − V_i) U_i has a recursion of its own, so an iteration is one product with UᵀU: a pull takes
+    pull UᵀU from W U, and following multiplies every column of the gap by (1 − κ) + ρ s.
+    """
+
+    def __init__(
+        self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum], steps: Steps
+    ):
+        self._steps, self._local = steps, local
+        self._U = Columns(spectra, start.dtype)
+        self._W0, self._mean = start, sum(local[1:], local[0]) / len(local)
+        # What is changed in place below is memory of its own.
+        self._gap = self._U.into(start) - self._U.each(local)
+        self._H, self._F, self._L = (torch.zeros_like(self._gap) for _ in range(3))
+        self._c, self._sigma = 1.0, 0.0
+        self._apart = self._gap.clone() if steps.anchored else None  # (W − W_i) U_i
+
+    def step(self) -> None:
+        steps, U = self._steps, self._U
+        D = self._gap * U.s  # (W − V_i) P_i = D_i U_iᵀ
+        if steps.alpha is None:
+            share = steps.pull / len(self._local)
+        else:
+            D, share = D * steps.alpha(U.gram(D)).to(D)[U.owner], steps.pull
+        self._H.add_(D, alpha=share)  # Eq. (grad): W ← W + η D
+        through = U.through(D)
+        if self._apart is not None:
+            self._apart.sub_(through, alpha=share)
+            self._c, self._sigma, self._F = 0.0, 1.0, self._H
+            self._gap = self._apart * U.s * steps.hold
+            self._L = -self._gap  # Eq. (sec)
+            return
+        self._gap.sub_(through, alpha=share)
+        keep = 1 - steps.follow
+        self._L.mul_(keep).addcmul_(self._gap, U.s, value=-steps.hold)
+        self._F.mul_(keep).add_(self._H, alpha=steps.follow)
+        self._gap.mul_(keep + steps.hold * U.s)
+        self._c, self._sigma = keep * self._c, keep * self._sigma + steps.follow
+
+    def merged(self) -> Tensor:
+        return self._W0 - self._U.back(self._H)
+
+    def client(self, index: int) -> Tensor:
+        shared = self._sigma * self._W0 - self._U.back(self._F)
+        return self._c * self._local[index] + shared + self._U.one(self._L, index)
+
+    def mean(self) -> Tensor:
+        own = self._U.back(self._L / len(self._local) - self._F)
+        return self._c * self._mean + self._sigma * self._W0 + own
+
+
+class SeparateEcho:
+    """Every V_i by itself, as Norm needs."""
+
+    def __init__(
+        self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum], steps: Steps
+    ):
+        self._steps = steps
+        self._W, self._V = start, list(local)
+        self._P = [spectrum.to(dtype=start.dtype) for spectrum in spectra]
+
+    def step(self) -> None:
+        steps = self._steps
+        pulls = torch.stack([P.after(self._W - V) for V, P in zip(self._V, self._P, strict=True)])
+        n = len(pulls)
+        if steps.alpha is None:
+            self._W = self._W - steps.pull * pulls.mean(0)
+        else:
+            flat = pulls.reshape(n, -1).double()
+            alpha = steps.alpha(4 * flat @ flat.T).to(pulls)
+            self._W = self._W - steps.pull * torch.einsum("n,ngod->god", alpha, pulls)
+        for i, P in enumerate(self._P):
+            gap = self._W - self._V[i]
+            move = gap - (steps.hold / steps.follow) * P.after(gap)
+            length = move.norm(dim=-1, keepdim=True)
+            self._V[i] = self._V[i] + steps.follow * move / length.where(length > 0, torch.ones_like(length))
+
+    def merged(self) -> Tensor:
+        return self._W
+
+    def client(self, index: int) -> Tensor:
+        return self._V[index]
+
+    def mean(self) -> Tensor:
+        return torch.stack(self._V).mean(0)
+
+
+def echo(start: Tensor, local: Sequence[Tensor], spectra: Sequence[Spectrum], steps: Steps) -> Echo:
+    kind = SeparateEcho if steps.normalised else SharedEcho
+    return kind(start, local, spectra, steps)

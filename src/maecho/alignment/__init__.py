@@ -1,0 +1,1 @@
+"""The neurons of several networks brought into one order."""

@@ -1,0 +1,259 @@
+"""Neurons of several networks brought into one order: uploads -> uploads.
+
+Layer after layer in order of execution, a client's neurons are matched to those of a reference client by optimal
+transport between their incoming weights,
+
+    min_T  Σ_ab T_ab ‖w_a − w'_b‖    s.t. T 1 = 1/n, Tᵀ 1 = 1/n, T ≥ 0
+
+(Singh and Jaggi, NeurIPS 2020), the maps of the layers before being carried on to their inputs. Exact transport of
+uniform masses is a permutation; entropic transport is a soft one. Weights, biases and statistics all move together:
+what was x becomes M x, so W becomes W Mᵀ on its inputs and P becomes M P Mᵀ. The last layer keeps its order: its rows
+are classes. Instead of incoming weights, neurons may be compared by what they give out on common inputs
+(`responses.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from maecho.alignment.responses import Responses
+from maecho.errors import UploadError
+from maecho.linalg.spectra import Spectrum
+from maecho.network.layers import Layer
+from maecho.network.spaces import Place, Space, Spaces, check, derive, take
+from maecho.options import POSITIVE, number, one_of
+from maecho.statistics.gaussians import Moments
+from maecho.upload.cohort import Cohort
+from maecho.upload.skeleton import skeleton
+from maecho.upload.upload import Upload
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How neurons are matched.
+
+    Args:
+        transport: "emd" (exact, a permutation) or "sinkhorn" (entropic).
+        regularisation: of the entropic transport, as a share of the mean cost.
+        reference: the client whose order all others take: "largest" (most examples), or its name.
+        metric: neurons are compared by their incoming "weights", or by their "activations": what they give out, before
+            the nonlinearity, on common inputs drawn from all uploads' moments. Needs `model` and the moments. Neither
+            divides scales out: of a ReLU network whose neuron a takes c times its weights in and 1/c times out, which
+            is the same function, a is |c − 1| ‖z_a‖ away from its equal, but later layers see no change in their
+            activations, whereas their incoming weights are others.
+        probes: how many common inputs, shared out by examples (at least one for every Gaussian of every client).
+        seed: of their draws.
+        spaces: which axes are the same neurons, where the clients could not trace their network.
+        model: a network of this architecture, any weights, to derive the spaces from if the uploads do not carry them,
+            and to run for activations. Left as it is.
+    """
+
+    _name: ClassVar[str] = "ot"
+
+    transport: Literal["emd", "sinkhorn"] = "emd"
+    regularisation: float = 0.05
+    reference: str = "largest"
+    metric: Literal["weights", "activations"] = "weights"
+    probes: int = 1000
+    seed: int = 0
+    spaces: Spaces | None = field(default=None, repr=False)
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        one_of("transport", self.transport, ("emd", "sinkhorn"))
+        number("regularisation", self.regularisation, POSITIVE, 0)
+        one_of("metric", self.metric, ("weights", "activations"))
+        number("probes", self.probes, "a whole number, at least 1", 1, whole=True)
+        number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
+
+    @property
+    def _for_metric(self) -> frozenset[str]:
+        """The statistics that the comparison of neurons needs."""
+        return frozenset({"moments"} if self.metric == "activations" else ())
+
+    def align(self, uploads: Sequence[Upload]) -> list[Upload]:
+        """The same clients, all in the order of the reference."""
+        given = list(uploads)
+        spaces = self._spaces(given)
+        if self.reference == "largest":
+            reference = max(given, key=lambda upload: (upload.examples, upload.client))
+        else:
+            found = next((upload for upload in given if upload.client == self.reference), None)
+            if found is None:
+                raise UploadError(f"reference must be largest or the name of a client, got {self.reference!r}")
+            reference = found
+        responses = None
+        if self.metric == "activations":
+            Cohort(given, self._for_metric, self._name)  # says which upload has no moments
+            network = skeleton(self.model, reference, self._name, "with metric='activations' runs it")
+            responses = Responses(network, reference, given, spaces, self.probes, self.seed)
+        return [u if u is reference else self._to(reference, u, spaces, responses) for u in given]
+
+    def _spaces(self, uploads: Sequence[Upload]) -> Spaces:
+        """As given, or as the largest client that could trace its network found them, or as the model has them."""
+        largest = sorted(uploads, key=lambda upload: (-upload.examples, upload.client))
+        upload = largest[0]
+        spaces = self.spaces or next((one.spaces for one in largest if one.spaces is not None), None)
+        if spaces is None and self.model is not None:
+            spaces = derive(self.model)
+        if spaces is None:
+            raise UploadError(
+                f"{upload.client}: matching needs the neuron spaces of the architecture, got none; pass model= a "
+                "network of this architecture, or spaces="
+            )
+        check(spaces, upload.weights)
+        return spaces
+
+    def _to(self, reference: Upload, upload: Upload, spaces: Spaces, responses: Responses | None) -> Upload:
+        settled: set[tuple[str, int]] = set()
+        inner = {(place.tensor, place.axis) for space in spaces for place in space.places}
+        distances = None if responses is None else responses.distances(upload)
+        moved = upload
+        for k, space in enumerate(spaces):
+            if distances is None:
+                rows = [rows_of(u.layers, u.weights, space, inner - settled) for u in (reference, moved)]
+                cost = torch.cdist(rows[1].double(), rows[0].double())
+            else:
+                cost = distances[k]
+            moved = move(moved, space, self._match(cost))
+            settled |= {(place.tensor, place.axis) for place in space.places}
+        return replace(moved, recipe={**upload.recipe, "aligned_to": reference.client})
+
+    def _match(self, cost: Float[Tensor, "own theirs"]) -> Float[Tensor, "theirs own"]:
+        """M: row a says of which own neurons the reference's neuron a is made."""
+        try:
+            import ot
+        except ImportError as error:
+            raise UploadError(
+                "matching by optimal transport needs POT, got none: pip install 'maecho[peers]'"
+            ) from error
+        n = len(cost)
+        mass, costs = torch.full((n,), 1 / n, dtype=torch.float64).numpy(), cost.cpu().numpy()
+        if self.transport == "emd":
+            plan = torch.from_numpy(ot.emd(mass, mass, costs))
+            order = plan.argmax(0)
+            # A vertex of the polytope of uniform masses is a permutation; round-off must not make it anything else.
+            M = torch.eye(n, dtype=torch.float64)[order] if len(order.unique()) == n else n * plan.T
+            return M.to(cost.device)
+        strength = self.regularisation * max(float(cost.mean()), 1e-12)
+        plan = ot.bregman.sinkhorn_log(mass, mass, costs, strength, numItermax=5000, stopThr=1e-9, warn=False)
+        return n * torch.from_numpy(plan).T.to(cost.device)
+
+
+def rows_of(
+    network: Sequence[Layer], weights: Mapping[str, Tensor], space: Space, open_axes: set[tuple[str, int]]
+) -> Float[Tensor, "neurons features"]:
+    """Incoming weights of the neurons, from those layers whose own inputs are in order already."""
+    layers = {layer.weight: layer for layer in network}
+    found: list[Tensor] = []
+    waiting: list[Tensor] = []
+    for place in space.places:
+        layer = layers.get(place.tensor)
+        if layer is None or place.axis != int(layer.transposed):
+            continue
+        rows = layer.matrix(weights).flatten(0, 1)
+        (waiting if (place.tensor, 1 - place.axis) in open_axes else found).append(rows)
+    if not (found or waiting):
+        raise UploadError(
+            f"space {space.name!r} must hold the outputs of a layer for its neurons to be compared, got none"
+        )
+    return torch.cat(found or waiting, 1)
+
+
+def move(upload: Upload, space: Space, M: Float[Tensor, "new old"]) -> Upload:
+    """The upload with the neurons of one space carried over by M, wherever they occur."""
+    weights = dict(upload.weights)
+    grams, projectors, gradients = dict(upload.grams), dict(upload.projectors), dict(upload.gradients)
+    features, fisher, targets = dict(upload.features), dict(upload.fisher), upload.targets
+    layers = {layer.weight: layer for layer in upload.layers}
+    order = M.argmax(1) if bool(((M == 0) | (M == 1)).all()) else None
+    for place in space.places:
+        for tensors in (weights, fisher):
+            if place.tensor in tensors:
+                tensors[place.tensor] = carry(tensors[place.tensor], place, M, order)
+        layer = layers.get(place.tensor)
+        if layer is None:
+            continue
+        if place.axis == int(layer.transposed) and layer.name in gradients:
+            gradients[layer.name] = _carry_outputs(gradients[layer.name], layer, M, order)
+        if layer.groups == 1 and place.axis == int(layer.transposed):
+            continue
+        if targets is not None and layer.name == upload.head:
+            columns = upload.weights[layer.weight].shape[1]
+            own = carry(targets[:, :columns], place, M, order)
+            targets = torch.cat([own, targets[:, columns:]], 1)
+        if layer.name in features:
+            features[layer.name] = _carry_moments(features[layer.name], layer, space.size, M, order)
+        for spectra in (grams, projectors):
+            if layer.name in spectra:
+                spectra[layer.name] = _carry_spectrum(spectra[layer.name], layer, space.size, M, order)
+    return replace(
+        upload,
+        weights=weights,
+        grams=grams,
+        projectors=projectors,
+        features=features,
+        gradients=gradients,
+        fisher=fisher,
+        targets=targets,
+    )
+
+
+def carry(tensor: Tensor, place: Place, M: Tensor, order: Tensor | None = None) -> Tensor:
+    """The neurons of one place carried over by M; `order` is M where M is a permutation."""
+    if order is not None:
+        return take(tensor, place, order)
+    blocks = tensor.unflatten(place.axis, (-1, place.block)).movedim(place.axis, 0)
+    carried = torch.tensordot(M.to(tensor.dtype), blocks, 1).movedim(0, place.axis)
+    flat: Tensor = carried.flatten(place.axis, place.axis + 1).contiguous()
+    return flat
+
+
+def _carry_moments(moments: Moments, layer: Layer, size: int, M: Tensor, order: Tensor | None) -> Moments:
+    """Of features: the mean is carried by M, the covariance on both sides; of what is left of the variances, as of
+    features that have nothing to do with each other."""
+    place = Place(layer.weight, 1, moments.means.shape[1] // size)
+    plain = replace(layer, bias=None)
+    covariances = tuple(_carry_spectrum(covariance, plain, size, M, order) for covariance in moments.covariances)
+    rest = None if moments.residual is None else carry(moments.residual, place, M**2, order)
+    return replace(moments, means=carry(moments.means, place, M, order), covariances=covariances, residual=rest)
+
+
+def _carry_outputs(spectrum: Spectrum, layer: Layer, M: Tensor, order: Tensor | None) -> Spectrum:
+    """Gradients at the outputs of a layer; of a grouped one, groups trade places."""
+    if layer.groups > 1 and order is not None:
+        return Spectrum(spectrum.values[order], None if spectrum.basis is None else spectrum.basis[order])
+    if spectrum.basis is None or layer.groups > 1:
+        raise UploadError(f"layer {layer.name!r} has outputs that entropic transport cannot mix; use transport='emd'")
+    basis = carry(spectrum.basis, Place(layer.weight, 1), M, order)
+    if order is not None:
+        return Spectrum(spectrum.values, basis)
+    return Spectrum.of_factor(basis.double(), spectrum.values.double()).to(dtype=spectrum.basis.dtype)
+
+
+def _carry_spectrum(spectrum: Spectrum, layer: Layer, size: int, M: Tensor, order: Tensor | None) -> Spectrum:
+    """M A Mᵀ over the inputs of a layer; a bias, the last input, stays; depthwise, groups trade places."""
+    if layer.groups > 1:
+        if order is None:
+            raise UploadError(
+                f"layer {layer.name!r} has groups, which entropic transport cannot mix; use transport='emd'"
+            )
+        return Spectrum(spectrum.values[order], None if spectrum.basis is None else spectrum.basis[order])
+    if spectrum.basis is None:
+        raise UploadError(f"layer {layer.name!r} has tokens as inputs, which cannot be permuted")
+    bias = int(layer.bias is not None)
+    U = spectrum.basis
+    inner = U[:, : U.shape[1] - bias]
+    carried = carry(inner, Place(layer.weight, 1, inner.shape[1] // size), M, order)
+    basis = torch.cat([carried, U[:, U.shape[1] - bias :]], 1)
+    if order is not None:
+        return Spectrum(spectrum.values, basis)
+    return Spectrum.of_factor(basis.double(), spectrum.values.double()).to(dtype=U.dtype)

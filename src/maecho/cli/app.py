@@ -1,0 +1,351 @@
+"""The command line: parse, call, write. Errors are one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from maecho._version import __version__
+from maecho.aggregation import METHODS, aggregate, choose
+from maecho.aggregation.guide import GUIDES
+from maecho.cli import console
+from maecho.cli import factories as named
+from maecho.errors import UploadError
+from maecho.evaluation import Ensemble, evaluate
+from maecho.lab import ladder, plots
+from maecho.lab.experiment import Experiment, markdown, names, results_path, summarise
+from maecho.lab.runs import reproduce
+from maecho.privacy import Privacy
+from maecho.statistics.gather import DEFAULT_STATISTICS, STATISTICS
+from maecho.statistics.noise import ALLOWED
+from maecho.upload import inspection
+from maecho.upload.client import make_upload
+from maecho.upload.upload import Upload, read_header
+
+app = typer.Typer(
+    help="One model out of many: one-shot federated learning without server-side training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
+Model = Annotated[
+    str, typer.Option(help="The network, as package.module:factory; the factory returns a torch.nn.Module.")
+]
+Data = Annotated[
+    str, typer.Option(help="The data, as package.module:factory; the factory returns (inputs, labels) batches.")
+]
+
+
+class By(StrEnum):
+    """How an ensemble's members are put together."""
+
+    logits = "logits"
+    probabilities = "probabilities"
+    class_aware = "class-aware"
+
+
+class Of(StrEnum):
+    """Which labels gradients are taken for."""
+
+    expected = "expected"
+    sampled = "sampled"
+    observed = "observed"
+
+
+def main() -> None:
+    """Entry point. MAECHO_DEBUG=1 shows the traceback behind an error."""
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    try:
+        app()
+    except (ValueError, OSError, FloatingPointError) as error:
+        if os.environ.get("MAECHO_DEBUG"):
+            raise
+        text = " ".join(str(error).split())
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"maecho {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the uploads and the merged models.")] = Path("maecho-demo"),
+    clients: Annotated[int, typer.Option(min=1, help="Among how many clients the digits are split.")] = 5,
+    beta: Annotated[float, typer.Option(help="Dirichlet β: the smaller, the fewer classes a client has.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Of split, initialisation and training.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """The main job on scikit-learn's digits: split, train, upload, merge, compare.
+
+    Example: `maecho demo --out demo --clients 5 --beta 0.01`
+    """
+    from maecho.lab.demo import demo as run
+
+    result = run(out, clients, beta, seed)
+    if as_json:
+        console.print_json(dataclasses.asdict(result))
+    else:
+        console.show_demo(result, out)
+
+
+@app.command()
+def upload(
+    model: Model,
+    data: Data,
+    client: Annotated[str, typer.Option(help="This client's name, unlike the others'.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Trained weights (safetensors). Without it the factory's model is taken as trained."),
+    ] = None,
+    statistics: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Which statistics to send, separated by commas: {', '.join(STATISTICS)}. By default "
+            f"{','.join(DEFAULT_STATISTICS)}; with privacy {','.join(ALLOWED)}."
+        ),
+    ] = None,
+    rank: Annotated[
+        str,
+        typer.Option(help='How far they are cut: a rank (64), a share of energy (0.999), a size (3x, "5 MB"), or all.'),
+    ] = "4x",
+    labels: Annotated[
+        Of, typer.Option(help="Of fisher and gradients: labels the model expects, samples of them, or the data's own.")
+    ] = Of.expected,
+    seed: Annotated[int, typer.Option(help="Of --labels sampled.")] = 0,
+    privacy_noise: Annotated[float | None, typer.Option(help="Noise multiplier, for differential privacy.")] = None,
+    privacy_clip: Annotated[float | None, typer.Option(help="Norm to which inputs are clipped, with it.")] = None,
+    privacy_delta: Annotated[float, typer.Option(help="δ of the (ε, δ) that is written down.")] = Privacy.delta,
+    as_json: Json = False,
+) -> None:
+    """Make this client's upload file from its model and its data.
+
+    Example: `maecho upload --model clinic:network --weights a.safetensors --data clinic:train --client clinic-a --out
+    clinic-a.safetensors`
+    """
+    wanted = None if statistics is None else [name.strip() for name in statistics.split(",") if name.strip()]
+    privacy = None
+    if privacy_noise is not None and privacy_clip is not None:
+        privacy = Privacy(privacy_noise, privacy_clip, delta=privacy_delta)
+    elif privacy_noise is not None or privacy_clip is not None:
+        raise UploadError("--privacy-noise and --privacy-clip must be given together, got one of them")
+    made = make_upload(
+        named.model(model, weights),
+        named.batches(data),
+        client,
+        wanted,
+        _rank(rank),
+        labels=labels.value,
+        generator=torch.Generator().manual_seed(seed),
+        privacy=privacy,
+    )
+    made.save(out)
+    _show_upload(out, as_json)
+
+
+@app.command("aggregate")
+def aggregate_(
+    uploads: Annotated[list[Path], typer.Argument(help="Upload files, one a client.")],
+    out: Annotated[Path, typer.Option(help="The merged model to write (safetensors).")],
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "ma-echo",
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option of the method, as name=value; `maecho methods` lists them."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The network, as package.module:factory, for methods that run it (dense)."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where to do the work: cpu or cuda.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Merge upload files into one model.
+
+    Example: `maecho aggregate clinic-*.safetensors --method ma-echo --set steps=60 --out merged.safetensors`
+    """
+    network = None if model is None else named.model(model)
+    chosen = _options_of(method, options or [])
+    if device is not None and chosen.setdefault("device", device) != device:
+        raise UploadError(f"device must be said once, got --device {device} and --set device={chosen['device']}")
+    merged = aggregate(uploads, method, model=network, **chosen)
+    merged.save(out)
+    if as_json:
+        console.print_json({"out": str(out), "averaged": merged.averaged, "recipe": merged.recipe})
+    else:
+        console.show_merged(merged, out)
+
+
+@app.command("evaluate")
+def evaluate_(
+    model: Model,
+    data: Data,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(help="A merged model, an upload or any safetensors state_dict; several times for an ensemble."),
+    ] = None,
+    by: Annotated[By, typer.Option(help="How an ensemble is put together.")] = By.probabilities,
+    as_json: Json = False,
+) -> None:
+    """Accuracy of a model, or of an ensemble of models, overall and per class.
+
+    Example: `maecho evaluate --model clinic:network --weights merged.safetensors --data clinic:test`
+    """
+    paths = weights or []
+    models = [named.model(model, path) for path in paths] or [named.model(model)]
+    chosen = models[0]
+    if len(models) > 1:
+        counts = [Upload.load(path, only=()).class_counts for path in paths] if by is By.class_aware else []
+        chosen = Ensemble(models, by.value, counts)
+    found = evaluate(chosen, named.batches(data))
+    if as_json:
+        per_class = [None if n == 0 else right / n for right, n in zip(found.correct, found.examples, strict=True)]
+        console.print_json({"accuracy": found.accuracy, "examples": sum(found.examples), "per_class": per_class})
+    else:
+        console.show_evaluation(found, "model" if len(models) == 1 else f"ensemble of {len(models)} by {by}")
+
+
+@app.command()
+def inspect(file: Annotated[Path, typer.Argument(help="An upload file.")], as_json: Json = False) -> None:
+    """What leaves a client: every tensor, its shape, bytes and rank, and in plain words what it can reveal.
+
+    Example: `maecho inspect clinic-a.safetensors`
+    """
+    _show_upload(file, as_json)
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """Every method, what it needs uploaded, and its options; and what each round more than one brings and costs.
+
+    Example: `maecho methods`
+    """
+    if as_json:
+        console.print_json(
+            {
+                name: {"needs": sorted(m.needs), **dataclasses.asdict(GUIDES[name]), "options": _defaults(m)}
+                | ({"ladder": [dataclasses.asdict(one) for one in ladder.ladders()]} if name == "echo-chain" else {})
+                for name, m in METHODS.items()
+            }
+        )
+    else:
+        console.show_methods({name: _defaults(m) for name, m in METHODS.items()})
+        console.show_ladders(ladder.ladders())
+
+
+@app.command("reproduce")
+def reproduce_(
+    name: Annotated[str | None, typer.Argument(help="A config of experiments/, or the path of one.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The same on the embedded digits, in seconds.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of one thread.")] = 1,
+    device: Annotated[str, typer.Option(help="Where clients are trained and merged: cpu or cuda.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; what is there is not done again.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns of the table are done, separated by commas.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Nothing is done: what is there is shown.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw accuracy against bytes uploaded into this file (.svg, .png, .pdf).")
+    ] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    as_json: Json = False,
+) -> None:
+    """A table of the paper, ours beside theirs. Without a name: which there are.
+
+    Stops and goes on where it stopped. Example: `maecho reproduce table-1 --jobs 2`
+    """
+    if show and columns is not None:
+        raise UploadError("--show must come without --columns, got both")
+    if name is None:
+        for known in names():
+            print(f"{known}: {Experiment.load(known).title}")
+        return
+    experiment = Experiment.load(name, quick)
+    if picture is not None:
+        plots.check(picture)
+    with console.run_progress(experiment.name) as on_run:
+        only = None if columns is None else [column.strip() for column in columns.split(",")]
+        results = reproduce(experiment, out, jobs, device, on_run, () if show else only)
+    table = summarise(experiment, results)
+    if as_json:
+        console.print_json(results)
+    elif as_markdown:
+        print(markdown(experiment, table))
+    else:
+        console.show_results(experiment, table, results_path(experiment, out))
+    if picture is not None:
+        plots.against_bytes(experiment, table, picture)
+
+
+def _show_upload(path: Path, as_json: bool) -> None:
+    upload = Upload.load(path)
+    about = read_header(path)
+    if not as_json:
+        console.show_upload(upload, path, about)
+        return
+    console.print_json(
+        {
+            "file": str(path),
+            "bytes": path.stat().st_size,
+            **{key: about[key] for key in ("client", "examples", "fingerprint", "statistics", "recipe", "made_by")},
+            "tensors": [dataclasses.asdict(entry) for entry in inspection.entries(upload)],
+            "averaged": inspection.averaged(upload),
+            "reveals": {part: inspection.REVEALS[part] for part in ("weights", *sorted(upload.has))},
+            "warnings": inspection.warnings(upload),
+        }
+    )
+
+
+def _rank(text: str) -> int | float | str | None:
+    if text == "all":
+        return None
+    try:
+        number = json.loads(text)
+    except ValueError:
+        return text
+    return number if isinstance(number, int | float) else text
+
+
+def _defaults(method: Any) -> dict[str, Any]:
+    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.repr}
+
+
+def _options_of(method: str, texts: list[str]) -> dict[str, Any]:
+    """name=value, the value read as JSON where it is JSON (60, 0.5, true, null) and as text where it is not."""
+    choose(method)
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UploadError(f"--set must be name=value, got {text!r}")
+        known = _defaults(METHODS[method])
+        if name not in known:
+            raise UploadError(f"{method} has the options {', '.join(known)}, got {name!r}")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options

@@ -1,0 +1,197 @@
+"""Tables and bars for people. The one file that draws with `rich`, apart from the progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from maecho.aggregation import Merged
+from maecho.aggregation.guide import GUIDES
+from maecho.evaluation import Evaluation
+from maecho.lab.ladder import Ladder
+from maecho.progress import stderr
+from maecho.upload import inspection
+from maecho.upload.upload import Upload
+
+if TYPE_CHECKING:
+    from maecho.lab.demo import Demo
+    from maecho.lab.experiment import Experiment, Figure
+
+out = Console()
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=1, default=str))
+
+
+def size(number: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+def show_demo(demo: Demo, folder: Path) -> None:
+    who = Table(title=f"The clients' uploads, in {escape(str(folder))}", title_justify="left")
+    who.add_column("file")
+    who.add_column("size", justify="right")
+    who.add_column("examples of class 0 … 9", no_wrap=True)
+    for path, written, counts in zip(demo.uploads, demo.upload_bytes, demo.class_counts, strict=True):
+        who.add_row(Path(path).name, size(written), " ".join(f"{c:3}" if c else "  ·" for c in counts))
+    out.print(who)
+    table = Table(title="Accuracy on all ten digits", title_justify="left")
+    table.add_column("model")
+    for column in ("accuracy", "seconds"):
+        table.add_column(column, justify="right")
+    table.add_column("file")
+    for row in demo.rows:
+        seconds = f"{row.seconds:.3f}" if row.seconds else ""
+        table.add_row(row.name, f"{100 * row.accuracy:.1f} %", seconds, Path(row.file).name if row.file else "")
+    out.print(table)
+    out.print(f"What leaves a client: [bold]maecho inspect {escape(str(folder / 'client-0.safetensors'))}[/bold]")
+
+
+def show_upload(upload: Upload, path: Path, about: Mapping[str, Any]) -> None:
+    total = path.stat().st_size
+    out.print(
+        f"[bold]{escape(str(path))}[/bold]: upload of [bold]{escape(upload.client)}[/bold], "
+        f"{upload.examples:,} examples, {size(total)}, architecture {about['fingerprint']}, {about['made_by']}"
+    )
+    table = Table()
+    for column in ("part", "tensor", "shape", "dtype", "rank", "bytes"):
+        table.add_column(column, justify="right" if column in ("rank", "bytes") else "left")
+    for entry in inspection.entries(upload):
+        rank = "" if entry.rank is None else str(entry.rank)
+        shape = " x ".join(map(str, entry.shape)) or "scalar"
+        table.add_row(entry.part, entry.name, shape, entry.dtype, rank, f"{entry.bytes:,}")
+    table.add_section()
+    table.add_row("total", "", "", "", "", f"{sum(entry.bytes for entry in inspection.entries(upload)):,}")
+    out.print(table)
+    averaged = inspection.averaged(upload)
+    if averaged:
+        out.print(f"Only averaged, without an input matrix: {', '.join(averaged)}")
+    for what, why in upload.recipe.get("not_sent", {}).items():
+        out.print(f"Not sent: {what}, since {why}")
+    promised = inspection.privacy(upload)
+    if promised is not None:
+        out.print(f"\n[bold]Privacy[/bold], as the client says: {escape(promised)}.")
+    out.print("\n[bold]What it can reveal[/bold]")
+    for part in ("weights", *sorted(upload.has)):
+        out.print(f"  [bold]{part}[/bold]: {inspection.REVEALS[part]}")
+    for warning in inspection.warnings(upload):
+        out.print(f"  [bold yellow]Mind:[/bold yellow] {warning}.")
+
+
+def show_merged(merged: Merged, path: Path) -> None:
+    recipe = merged.recipe
+    how = escape(f"{recipe['clients']} clients by {recipe['options']} in {recipe['seconds']} s")
+    out.print(f"[bold]{escape(str(path))}[/bold]: {how}")
+    if merged.averaged:
+        out.print(f"Only averaged: {', '.join(merged.averaged)}")
+
+
+def show_evaluation(found: Evaluation, what: str) -> None:
+    table = Table(title=f"Accuracy of the {what}", title_justify="left")
+    for column in ("class", "examples", "accuracy"):
+        table.add_column(column, justify="right")
+    for label, (n, share) in enumerate(zip(found.examples, found.per_class, strict=True)):
+        table.add_row(str(label), str(n), "no example" if n == 0 else f"{100 * share:.2f} %")
+    table.add_section()
+    table.add_row("all", str(sum(found.examples)), f"{100 * found.accuracy:.2f} %")
+    out.print(table)
+
+
+def show_methods(methods: Mapping[str, Mapping[str, Any]]) -> None:
+    """What each does, needs and costs, and its options with their defaults."""
+    for name, defaults in methods.items():
+        guide = GUIDES[name]
+        drawn = Table(title=name, title_justify="left", title_style="bold", show_header=False)
+        drawn.add_column(no_wrap=True)
+        drawn.add_column()
+        for what, text in (
+            ("does", guide.does),
+            ("when to use it", guide.when),
+            ("uploaded beside the weights", guide.uploads),
+            ("different initialisations", guide.different),
+            ("convolutions, residual", f"{guide.convolutions}, {guide.residual}"),
+            ("cost on the server", guide.cost),
+            ("options", ", ".join(f"{option}={value}" for option, value in defaults.items())),
+        ):
+            drawn.add_row(what, escape(text.replace("`", "")))
+        out.print(drawn)
+    out.print("Change an option with --set, e.g. [bold]maecho aggregate … --method ma-echo --set steps=30[/bold]")
+
+
+def show_ladders(ladders: Sequence[Ladder]) -> None:
+    """What each further round at real data brings, and what it costs."""
+    for one in ladders:
+        drawn = Table(title=f"From one shot to a round a layer. {one.title}", title_justify="left", title_style="bold")
+        for column in ("rounds", "where real data are asked", "a client uploads", "times the weights", *one.cells):
+            drawn.add_column(column, justify="left" if column.startswith("where") else "right")
+        for rung in one.rungs:
+            drawn.add_row(
+                str(rung.rounds),
+                rung.asked,
+                size(rung.bytes),
+                f"{rung.bytes / one.weights:.1f}",
+                *("not run" if accuracy is None else f"{accuracy:.1f} %" for accuracy in rung.accuracies),
+            )
+        out.print(drawn)
+
+
+@contextlib.contextmanager
+def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], None]]:
+    """A bar of finished runs on stderr, with the cell that finished last."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=None)
+
+        def on_run(done: int, total: int, run: dict[str, Any]) -> None:
+            cell = " ".join(f"{key}={value}" for key, value in run["cell"].items())
+            bar.update(task, total=total, completed=done, description=f"{name}: {cell} seed={run['seed']}")
+
+        yield on_run
+
+
+def show_results(
+    experiment: Experiment, table: Sequence[tuple[Mapping[str, Any], Mapping[str, Figure]]], path: Path
+) -> None:
+    """Ours: mean and range over seeds; the paper's figure in brackets below. As many columns at a time as fit."""
+    quick = " (quick: digits instead of the paper's data)" if experiment.quick else ""
+    out.print(f"[bold]{escape(experiment.title)}{quick}[/bold]: mean over seeds, low–high, \\[paper], in per cent")
+    columns = list(experiment.methods)
+    width = max(9, *(len(word) for column in columns for word in column.split("-")))
+    at_once = max(1, (out.width - 28) // (width + 3))
+    for first in range(0, len(columns), at_once):
+        drawn = Table(show_lines=True)
+        for key in experiment.cells[0]:
+            drawn.add_column(key)
+        for column in columns[first : first + at_once]:
+            drawn.add_column(
+                column.replace("-", "-\n") if len(column) > width else column, justify="right", no_wrap=True
+            )
+        for cell, figures in table:
+            drawn.add_row(
+                *map(str, cell.values()), *(_figure(figures.get(c)) for c in columns[first : first + at_once])
+            )
+        out.print(drawn)
+    out.print(f"Every run, with partition, seconds and versions: {escape(str(path))}")
+
+
+def _figure(figure: Figure | None) -> str:
+    if figure is None:
+        return "not run"
+    published = "" if figure.paper is None else f"\n\\[{figure.paper:.1f}]"
+    published += "" if figure.current else "\n[yellow]old settings[/yellow]"
+    return f"{figure.mean:.1f}\n[dim]{figure.low:.1f}–{figure.high:.1f}[/dim]{published}"

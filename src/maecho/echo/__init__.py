@@ -1,0 +1,1 @@
+"""The layer-by-layer refit: its equations, its messages, its server and its clients."""

@@ -1,0 +1,144 @@
+"""Keeps a relay client's promise of privacy: what it says is bounded, noisy and counted.
+
+The number of examples, which weighs the client's weights, is a noisy sum like the others, released with the first
+answer and the same ever after. Were it public, neighbours would have to be of one size, an example exchanged for
+another: twice the change, and twice the noise on everything for the sake of one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maecho.echo.messages import Message
+from maecho.errors import UploadError
+from maecho.network.attention import slow_path
+from maecho.network.forward import call, examples, parts
+from maecho.network.units import network
+from maecho.privacy import Privacy
+
+ALIKE = 1e-3
+"""How far apart, relative to their size, rows may be that round-off alone tells apart."""
+
+
+class Guard:
+    """Of one client.
+
+    Args:
+        privacy: the promise.
+        client: for messages.
+        released: what was released of the same data before, such as an upload.
+    """
+
+    def __init__(self, privacy: Privacy, client: str, released: int = 0):
+        self.privacy, self.client, self.released = privacy, client, released
+        self._examples: float | None = None
+        self._checked = False
+
+    def permit(self) -> None:
+        """Raises once everything that was allowed is released."""
+        most = self.privacy.releases
+        if most is not None and self.released >= most:
+            raise UploadError(
+                f"{self.client}: the data may be asked {most} time(s) at this privacy, got one question more"
+            )
+
+    def release(self, count: int, sums: Mapping[str, Mapping[str, Tensor]]) -> tuple[float, dict[str, Message]]:
+        """The number of examples and every unit's sums with noise. To each unit's belongs "noise", the variance of
+        that on an entry of its gram: no secret, and the server's measure of what to believe."""
+        # No "outputs": they are for layers between the first and the last, of which no sums by label are taken.
+        sums = {unit: {part: t for part, t in found.items() if part != "outputs"} for unit, found in sums.items()}
+        k = sum(map(len, sums.values())) + (self._examples is None)
+        if k:
+            self.released += 1
+        if self._examples is None:
+            noisy = self.privacy.noisy(torch.tensor(float(count)), "examples", k)
+            self._examples = max(1.0, float(noisy))
+        out = {
+            unit: {part: self.privacy.noisy(total, part, k) for part, total in found.items()}
+            | {"noise": torch.tensor(self.privacy.deviation("gram", k) ** 2, dtype=torch.float64)}
+            for unit, found in sums.items()
+        }
+        return self._examples, out
+
+    def check(self, model: nn.Module, batches: Iterable[Any]) -> None:
+        """Every layer must have the examples on its first axis and show none of them what another is like, or no
+        bound on one example means anything. Tried out on two of them."""
+        if self._checked:
+            return
+        few = _few(parts(batch, self.client)[0] for batch in batches)
+        if few is None:
+            return
+        together = _seen(model, few)
+        for i in range(examples(few)):
+            try:
+                alone = _seen(model, _cut(few, i, i + 1))
+            except (RuntimeError, ValueError) as error:
+                raise UploadError(
+                    f"{self.client}: with privacy the model must take an example by itself, got an error: "
+                    f"{' '.join(str(error).split())}"
+                ) from error
+            for name, calls in together.items():
+                if len(calls) > 1:
+                    raise UploadError(
+                        f"{self.client}: with privacy a layer must run once, got {name!r}, which runs {len(calls)} "
+                        "times"
+                    )
+                if not (len(alone.get(name, ())) == 1 and _same(calls[0][i : i + 1], alone[name][0])):
+                    raise UploadError(
+                        f"{self.client}: with privacy every example must give a layer rows of its own, first axis "
+                        f"first, whatever the others are, got {name!r}, of which that is not so"
+                    )
+        self._checked = True
+
+
+def _few(inputs: Iterable[Any]) -> Any:
+    """Two examples of one batch, or one if no batch has two."""
+    single = None
+    for x in inputs:
+        if examples(x) > 1:
+            return _cut(x, 0, 2)
+        if examples(x):
+            single = x
+    return single
+
+
+def _cut(x: Any, start: int, end: int) -> Any:
+    if isinstance(x, Mapping):
+        return {key: value[start:end] if isinstance(value, Tensor) else value for key, value in x.items()}
+    return x[start:end]
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    if x.shape != y.shape:
+        return False
+    x, y = x.double(), y.double()
+    return torch.allclose(x, y, rtol=ALIKE, atol=ALIKE * float(x.abs().max()) if x.numel() else 0.0, equal_nan=True)
+
+
+def _seen(model: nn.Module, inputs: Any) -> dict[str, list[Tensor]]:
+    """What reaches each layer, call by call; modules that share a weight are one layer."""
+    found: dict[str, list[Tensor]] = {}
+
+    def watch(layer: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found.setdefault(layer, []).append((args[0] if args else kwargs["input"]).detach().clone())
+
+        return hook
+
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(watch(unit.name), with_kwargs=True)
+        for unit in network(model).values()
+        for name in unit.modules
+    ]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad(), slow_path():
+            call(model, inputs, device)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

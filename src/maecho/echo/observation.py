@@ -1,0 +1,241 @@
+"""What one client's data say about a stage of the merged network: two sums for every unit.
+
+With h the merged network's input to a unit and z what the client's own unit gives out for the same sample, the client
+says Σ h hᵀ and Σ z hᵀ. Both networks run side by side, only as far as the stage reaches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from maecho.errors import UploadError
+from maecho.network import layers, norms
+from maecho.network.attention import slow_path
+from maecho.network.forward import call, check_labels, forward
+from maecho.network.units import Unit
+
+Limit = Callable[[Tensor, Tensor], Tensor]
+"""Bounds what one example can add: from its rows [g, examples, places, in] and [g, examples, places, out], the factor
+[examples] by which it multiplies all of them."""
+
+
+class _Enough(BaseException):
+    """The pass has come to where nothing more is wanted."""
+
+
+@dataclass
+class Sums:
+    """Of one unit so far, in float64."""
+
+    gram: Tensor | None = None
+    """Σ h hᵀ [g, d, d], or of one-hot rows the counts [1, 1, d]."""
+    cross: Tensor | None = None
+    """Σ z hᵀ [g, o, d]."""
+    labels: Tensor | None = None
+    """Σ y hᵀ [classes, d] with y the label as a unit row."""
+    outputs: Tensor | None = None
+    """Σ y zᵀ [classes, o]."""
+    counts: Tensor | None = None
+    """Examples by class."""
+
+    def add(self, **parts: Tensor) -> None:
+        for name, part in parts.items():
+            before = getattr(self, name)
+            setattr(self, name, part if before is None else before.add_(part))
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {name: getattr(self, name) for name in ("gram", "cross", "labels", "outputs", "counts")}
+        return {name: tensor.cpu() for name, tensor in found.items() if tensor is not None}
+
+
+@dataclass
+class Observed:
+    """All that one pass over a client's data gave."""
+
+    examples: int = 0
+    units: dict[str, Sums] = field(default_factory=dict)
+
+
+def observe(
+    own: nn.Module,
+    merged: nn.Module,
+    units: Sequence[Unit],
+    batches: Iterable[Any],
+    client: str,
+    *,
+    told: Collection[str] = (),
+    classes: int = 0,
+    calls: Mapping[str, int] | None = None,
+    limit: Limit | None = None,
+    progress: bool | None = None,
+) -> Observed:
+    """One pass. `calls` says how often each module runs, for the pass to end early; units that are `told` also sum by
+    label, where there are any (below `classes`) and an example is one row."""
+    observed = Observed(units={unit.name: Sums() for unit in units})
+    pair = _Pair(own, merged, units, calls or {})
+    labelled = True
+    for step in forward(pair, batches, client, progress):
+        observed.examples += step.size
+        labelled = labelled and step.labels is not None
+        if told and step.labels is not None:
+            check_labels(step.labels, classes, client)
+        for unit in units:
+            calls_own, calls_merged = step.output["own"][unit.name], step.output["merged"][unit.name]
+            if len(calls_own) != len(calls_merged):
+                raise UploadError(
+                    f"{client}: {unit.name!r} must run as often in the merged network as in the client's, "
+                    f"got {len(calls_merged)} and {len(calls_own)} times"
+                )
+            if limit is not None and len(calls_merged) > 1:
+                raise UploadError(
+                    f"{client}: with privacy a layer must run once, got {unit.name!r}, which runs "
+                    f"{len(calls_merged)} times"
+                )
+            for z, (module, x) in zip(calls_own, calls_merged, strict=True):
+                row_each = x.dim() == 2 and len(x) == step.size and not unit.diagonal
+                labels = step.labels if unit.name in told and row_each else None
+                y = None if labels is None else one_hot(labels.to(x.device), classes).double()
+                if limit is not None and len(x) != step.size:
+                    raise UploadError(
+                        f"{client}: with privacy every example must give a layer rows of its own, got {len(x)} at "
+                        f"{unit.name!r} for {step.size} example(s)"
+                    )
+                _add(observed.units[unit.name], unit, merged.get_submodule(module), x, z, y, limit)
+    if not observed.examples:
+        raise UploadError(f"{client}: the batches must hold at least one example, got none")
+    if not labelled:  # labels of some are no use beside sums over all
+        for sums in observed.units.values():
+            sums.labels = sums.outputs = sums.counts = None
+    return observed
+
+
+def _add(
+    sums: Sums, unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
+) -> None:
+    """A piece at a time."""
+    if x.dim() == 1 and x.is_floating_point():
+        x, z = x.unsqueeze(0), z.unsqueeze(0)  # one example without a batch axis
+    shared_bias = getattr(module, "bias", None) if not unit.bias else None
+    if shared_bias is not None:
+        # Modules that share a weight but not the bias: the bias is averaged, the weight fits what is left.
+        z = z - shared_bias.reshape(-1, *[1] * (z.dim() - 2)) if hasattr(module, "kernel_size") else z - shared_bias
+    at_once = layers.examples_at_once(module, x)
+    for at in range(0, len(x), at_once):
+        piece = slice(at, at + at_once)
+        _add_rows(sums, unit, module, x[piece], z[piece], None if y is None else y[piece], limit)
+
+
+def _add_rows(
+    sums: Sums, unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
+) -> None:
+    if unit.diagonal:
+        h, t = norms.norm_rows(module, x), norms.norm_output_rows(module, z).double()
+    else:
+        h, t = layers.rows(module, x), layers.output_rows(module, z).double()
+    if not h.is_floating_point():
+        h = h[0]
+        d, o = module.get_parameter("weight").shape
+        counts = h.bincount(minlength=d).double()
+        if limit is not None:
+            factor = _factor(limit, h.new_ones(1, len(h), 1).double(), t, len(x))
+            counts = h.bincount(factor.square(), minlength=d)
+            t = _scaled(t, factor.square())
+        total = torch.zeros(d, o, dtype=torch.float64, device=t.device).index_add_(0, h, t[0])
+        sums.add(gram=counts.reshape(1, 1, d), cross=total.T.unsqueeze(0).contiguous())
+        return
+    h = h.double()
+    if unit.bias:
+        h = torch.cat([h, h.new_ones(*h.shape[:-1], 1)], -1)
+    if limit is not None:
+        factor = _factor(limit, h, t, len(x))
+        h, t = _scaled(h, factor), _scaled(t, factor)
+    sums.add(gram=h.mT @ h, cross=t.mT @ h)
+    if y is not None:
+        sums.add(labels=y.T @ h[0], outputs=y.T @ t[0], counts=y.sum(0))
+
+
+def _factor(limit: Limit, h: Tensor, t: Tensor, examples: int) -> Tensor:
+    """One number a row, the same for all rows of an example."""
+    if h.shape[1] % examples:
+        raise UploadError("with privacy every example must give a layer the same number of rows, got otherwise")
+    places = h.shape[1] // examples
+    return limit(h.unflatten(1, (examples, places)), t.unflatten(1, (examples, places))).repeat_interleave(places)
+
+
+def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
+    """Rows [..., n, d] times one number each; 0 times infinity is 0."""
+    factor = factor.unsqueeze(-1)
+    return torch.where(factor > 0, rows * factor, torch.zeros_like(rows))
+
+
+class _Pair(nn.Module):
+    """A client's network and the merged one, run on the same inputs as far as a stage reaches."""
+
+    def __init__(self, own: nn.Module, merged: nn.Module, units: Sequence[Unit], calls: Mapping[str, int]):
+        super().__init__()
+        self.own, self.merged = own, merged
+        self.units, self.calls = units, calls
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, dict[str, list[Any]]]:
+        device = next((p.device for p in self.own.parameters()), torch.device("cpu"))
+        given = args[0] if args else kwargs
+        outputs: dict[str, list[Any]] = {unit.name: [] for unit in self.units}
+        inputs: dict[str, list[Any]] = {unit.name: [] for unit in self.units}
+
+        def leave(unit: Unit, name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, a: tuple[Any, ...], output: Tensor) -> None:
+                outputs[unit.name].append(output.detach().clone())  # what comes after may write into it
+                self._stop_when_done(outputs)
+
+            return hook
+
+        def enter(unit: Unit, name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, a: tuple[Any, ...], kw: dict[str, Any]) -> None:
+                inputs[unit.name].append((name, (a[0] if a else kw["input"]).detach().clone()))
+                self._stop_when_done(inputs)
+
+            return hook
+
+        if not self.units:
+            return {"own": outputs, "merged": inputs}
+        with slow_path():
+            with _hooks(self.own, [(u, n) for u in self.units for n in u.ends], leave, before=False):
+                _run(self.own, given, device)
+            with _hooks(self.merged, [(u, n) for u in self.units for n in u.modules], enter, before=True):
+                _run(self.merged, given, device)
+        return {"own": outputs, "merged": inputs}
+
+    def _stop_when_done(self, found: Mapping[str, list[Any]]) -> None:
+        """A module that runs more than once may run more often on other inputs: then nothing is cut short."""
+        if all(len(found[u.name]) == 1 and all(self.calls.get(n) == 1 for n in u.modules) for u in self.units):
+            raise _Enough
+
+
+def _run(model: nn.Module, given: Any, device: torch.device) -> None:
+    with contextlib.suppress(_Enough):
+        call(model, given, device)
+
+
+@contextlib.contextmanager
+def _hooks(
+    model: nn.Module, where: Iterable[tuple[Unit, str]], make: Callable[[Unit, str], Callable[..., None]], before: bool
+) -> Iterator[None]:
+    handles = []
+    for unit, name in where:
+        module = model.get_submodule(name)
+        if before:
+            handles.append(module.register_forward_pre_hook(make(unit, name), with_kwargs=True))
+        else:
+            handles.append(module.register_forward_hook(make(unit, name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,140 @@
+"""Clients played by the server: their weights, and inputs drawn from what they told of theirs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from maecho.echo.client import RelayClient
+from maecho.echo.correction import Correction
+from maecho.echo.messages import Message
+from maecho.network.units import Plan, Unit
+from maecho.options import number, one_of
+from maecho.synthesis.pseudo import NOISES, Noise, PseudoInputs, seed_for
+from maecho.upload.cohort import Cohort, Source
+
+KEPT = 2**30
+"""Bytes up to which all clients' M (see Correction) are kept from stage to stage; beyond, each is made anew."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How pseudo inputs are drawn from uploads.
+
+    Args:
+        draws: in all, shared out by examples.
+        chunk: held at a time.
+        seed: of the draws.
+        features: whether they are put right by what uploads say of features, where they say something.
+        noise: what they are made of: "leaves" gives images edges, "gaussian" none; see leaves.py.
+    """
+
+    draws: int = 20_000
+    chunk: int = 1000
+    seed: int = 0
+    features: bool = True
+    noise: Noise = "leaves"
+
+    def __post_init__(self) -> None:
+        number("draws", self.draws, "a whole number, at least 1", 1, whole=True)
+        number("chunk", self.chunk, "a whole number, at least 1", 1, whole=True)
+        number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
+        one_of("noise", self.noise, NOISES)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The statistics that inputs are drawn from."""
+        return frozenset({"moments"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Those that it makes something of where they are there."""
+        return frozenset({"features"} if self.features else ())
+
+
+class Player(RelayClient):
+    """A client that is not there: its model, and inputs that look like its own."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: PseudoInputs,
+        client: str,
+        plan: Plan | None,
+        correction: Correction | None,
+        progress: bool | None,
+    ):
+        super().__init__(model, inputs if correction is None else correction, client, plan=plan, progress=progress)
+        self._correction = correction
+
+    def _sums(self, units: Sequence[Unit], head: str | None) -> Message:
+        if self._correction is None or not self._behind(self._correction.layer, units):
+            return super()._sums(units, head)
+        with self._correction.applied(self._own, self._merged):
+            return super()._sums(units, head)
+
+    def _behind(self, layer: str, units: Sequence[Unit]) -> bool:
+        """Whether what is asked for is at the layer or after it."""
+        depths = {module: k for k, stage in enumerate(self.plan.stages) for unit in stage for module in unit.modules}
+        return all(depths[unit.modules[0]] >= depths[layer] for unit in units)
+
+
+class Players:
+    """One respondent for every upload, made when its turn comes; the same each time."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        uploads: Iterable[Source],
+        drawing: Drawing,
+        ridge: float,
+        progress: bool | None = None,
+    ):
+        if not isinstance(uploads, Cohort):
+            # Read to where the network is: what is drawn is drawn there.
+            device = next((p.device for p in model.parameters()), None)
+            uploads = Cohort(uploads, drawing.needs, "echo-chain", device, drawing.uses)
+        self._cohort = uploads
+        self.drawing = drawing
+        self._model, self._ridge, self._progress = copy.deepcopy(model), ridge, progress
+        self._plan: Plan | None = None
+        self._follow: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._cohort)
+
+    @property
+    def plan(self) -> Plan:
+        """The stages of the network."""
+        return self._plan or next(iter(self)).plan
+
+    def __iter__(self) -> Iterator[Player]:
+        like = next((p for p in self._model.parameters()), torch.zeros(()))
+        everyone = sum(self._cohort.examples)
+        for upload in self._cohort:
+            assert upload.moments is not None
+            self._model.load_state_dict(upload.state_dict())
+            inputs = PseudoInputs(
+                upload.moments,
+                round(self.drawing.draws * upload.examples / everyone),
+                self.drawing.chunk,
+                seed_for(self.drawing.seed, upload.client),
+                like.dtype,
+                self.drawing.noise,
+            )
+            found = next(iter(upload.features.items()), None) if self.drawing.features else None
+            correction = None
+            if found is not None:
+                own = seed_for(self.drawing.seed, f"features of {upload.client}")
+                known = self._follow.get(upload.client)
+                correction = Correction(inputs, *found, own, self._ridge, known, self._progress)
+            client = Player(self._model, inputs, upload.client, self._plan, correction, self._progress)
+            self._plan = client.plan
+            yield client
+            follow = None if correction is None else correction.follow
+            if follow is not None and follow.nbytes * len(self._cohort) <= KEPT:
+                self._follow[upload.client] = follow

@@ -1,0 +1,1 @@
+"""Tables and figures of the paper: data, partition, training, networks, configs, runs, plots."""

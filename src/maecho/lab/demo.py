@@ -1,0 +1,97 @@
+"""The main job on the embedded data set: digits over a few clients, one upload each, several merged models."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import nn
+
+from maecho.aggregation import aggregate
+from maecho.echo.relay import relay
+from maecho.evaluation import Ensemble, evaluate
+from maecho.lab import data, networks, partition
+from maecho.lab.training import LocalTraining
+from maecho.progress import track
+from maecho.upload.client import make_upload
+from maecho.upload.upload import Upload
+
+NETWORK = "digits-mlp"
+TRAINING = LocalTraining(epochs=60, learning_rate=0.05, momentum=0.5, batch_size=16)
+"""Long enough for every client to fit its own data; small batches, since the projector has one direction a batch."""
+
+MERGED = ("fedavg", "ma-echo", "regmean", "echo-chain")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the demo's table."""
+
+    name: str
+    accuracy: float
+    seconds: float
+    file: str | None
+    """The merged model, where there is one."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What a demo did."""
+
+    uploads: tuple[str, ...]
+    upload_bytes: tuple[int, ...]
+    class_counts: tuple[tuple[int, ...], ...]
+    rows: tuple[Row, ...]
+
+
+def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progress: bool | None = None) -> Demo:
+    """Split, train, upload, merge, compare; every file under `out`."""
+    digits = data.digits()
+    parts = partition.dirichlet(digits.y_train.numpy(), clients, beta, np.random.default_rng(seed))
+    rng = torch.Generator().manual_seed(seed)
+    start = networks.build(NETWORK, rng).state_dict()
+    models, files, pairs = [], [], []
+    for i, part in enumerate(track(parts, "training clients", show=progress)):
+        index = torch.from_numpy(part)
+        x, y = digits.x_train[index], digits.y_train[index]
+        model = networks.build(NETWORK, rng)
+        model.load_state_dict(start)
+        TRAINING(model, x, y, rng)
+        batches = data.batches(x, y, TRAINING.batch_size, rng)
+        path = out / f"client-{i}.safetensors"
+        make_upload(model, batches, client=f"client-{i}", progress=False).save(path)
+        models.append(model)
+        files.append(path)
+        pairs.append((model, batches))
+
+    test = data.batches(digits.x_test, digits.y_test, 500)
+    rows = [Row("local (mean)", fmean(evaluate(m, test).accuracy for m in models), 0.0, None)]
+    for method in (*MERGED, "echo-relay"):
+        model = networks.build(NETWORK, rng)
+        began = time.perf_counter()
+        merged = (
+            relay(model, pairs, progress=False) if method == "echo-relay" else aggregate(files, method, model=model)
+        )
+        seconds = time.perf_counter() - began
+        path = out / f"merged-{method}.safetensors"
+        merged.save(path)
+        model.load_state_dict(merged)
+        rows.append(Row(method, evaluate(model, test).accuracy, seconds, str(path)))
+    rows.append(_ensemble(models, test))
+    counts = [Upload.load(path, only=()).class_counts for path in files]
+    return Demo(
+        uploads=tuple(str(path) for path in files),
+        upload_bytes=tuple(path.stat().st_size for path in files),
+        class_counts=tuple(tuple(c.tolist()) for c in counts if c is not None),
+        rows=tuple(rows),
+    )
+
+
+def _ensemble(models: list[nn.Module], test: data.Batches) -> Row:
+    began = time.perf_counter()
+    accuracy = evaluate(Ensemble(models, "probabilities"), test).accuracy
+    return Row(f"ensemble of {len(models)}", accuracy, time.perf_counter() - began, None)

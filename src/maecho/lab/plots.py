@@ -1,0 +1,123 @@
+"""Pictures of results. The one file that draws with matplotlib, the extra `plots`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maecho.errors import UploadError
+from maecho.lab.experiment import Cell, Experiment, Figure
+from maecho.upload import storage as files
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIXES = (".svg", ".png", ".pdf")
+OURS, THEIRS, MANY = "#c2410c", "#475569", "#94a3b8"
+"""Colours: echo-chain and echo-relay; the others; what keeps all models."""
+LINE = 0.038
+"""Height of a label, in that of the picture."""
+OURS_ABOVE: tuple[tuple[int, int], dict[str, Any]] = ((-3, 6), {"rotation": 60, "ha": "left", "va": "bottom"})
+OURS_BELOW: tuple[tuple[int, int], dict[str, Any]] = ((4, -4), {"rotation": -22, "ha": "left", "va": "top"})
+"""Where labels of echo-chain and of its further rounds stand."""
+ACCURACIES = (0, 50, 70, 80, 90, 95, 98, 99, 99.5)
+"""Where there are ticks."""
+
+
+def check(path: Path) -> None:
+    """Whether a picture can be drawn there, before anything is run for it."""
+    if path.suffix not in SUFFIXES:
+        raise UploadError(f"a picture must be one of {', '.join(SUFFIXES)}, got {path.name!r}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UploadError("a picture needs matplotlib, got none: pip install 'maecho[plots]'") from error
+
+
+def against_bytes(experiment: Experiment, table: Sequence[tuple[Cell, Mapping[str, Figure]]], path: Path) -> None:
+    """Accuracy against what a client uploads, a picture for every cell; the rungs of echo-chain and echo-relay are
+    joined."""
+    check(path)
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Picture
+
+    shown = [
+        (cell, {column: f for column, f in figures.items() if f.bytes})  # a client's own model is not uploaded at all
+        for cell, figures in table
+    ]
+    shown = [(cell, figures) for cell, figures in shown if figures]
+    if not shown:
+        raise UploadError(f"results of {experiment.name} must say how many bytes were uploaded, got none that does")
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "maecho", "font.size": 9}
+    with mpl.rc_context(style):
+        picture = Picture(figsize=(6.4 * len(shown), 5.2), layout="constrained")
+        for axes, (cell, figures) in zip(picture.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+            _draw(axes, experiment, figures)
+            axes.set_title(", ".join(f"{key} {value}" for key, value in cell.items()))
+        picture.suptitle(experiment.title)
+        how: dict[str, Any] = {"format": path.suffix[1:], "dpi": 160}
+        if path.suffix == ".svg":
+            how["metadata"] = {"Date": None}
+        files.write_whole(path, lambda name: picture.savefig(name, **how))
+
+
+def _draw(axes: Axes, experiment: Experiment, figures: Mapping[str, Figure]) -> None:
+    """Errors on a logarithmic scale, for from 90 to 95 is as far as from 80 to 90, said as accuracies."""
+    kinds = {column: str(experiment.methods[column]["method"]) for column in figures}
+    points = {column: ((f.bytes or 0) / 1e6, _error(f.mean)) for column, f in figures.items()}
+    for column, f in figures.items():
+        x, y = points[column]
+        colour = OURS if kinds[column].startswith("echo") else MANY if kinds[column] == "ensemble" else THEIRS
+        spread = [[max(0.0, y - _error(f.high))], [max(0.0, _error(f.low) - y)]]  # a mean of equals may be off by a bit
+        axes.errorbar(x, y, spread, fmt="o", color=colour, ms=5, lw=1, capsize=2)
+    for kind, where in (("echo-chain", OURS_ABOVE), ("echo-relay", OURS_BELOW)):
+        rungs = [column for column in figures if kinds[column] == kind]
+        # A relay at every layer uploads no weights: it is no rung above the others.
+        line = sorted(points[c] for c in rungs if kind == "echo-chain" or "rounds" in experiment.methods[c])
+        axes.plot([x for x, _ in line], [y for _, y in line], color=OURS, lw=1.2, alpha=0.5, zorder=1)
+        for c in rungs:
+            axes.annotate(c, points[c], where[0], textcoords="offset points", color=OURS, fontsize=7.5, **where[1])
+    others = {c: point for c, point in points.items() if not kinds[c].startswith("echo")}
+    low, high = min(x for x, _ in points.values()), max(x for x, _ in points.values())
+    top = min(min(_error(f.high) for f in figures.values()) / 2.2, 9.0)
+    bottom = max(_error(f.low) for f in figures.values()) * 1.08
+    axes.set(xscale="log", yscale="log", ylim=(bottom, top), xlim=(low / 1.25, high * (high / low) ** 0.2))
+    axes.set(xlabel="a client uploads, MB", ylabel="accuracy, per cent")
+    decades = [m * 10**k for k in range(-3, 4) for m in (1, 2, 5)]
+    ticks = [t for t in decades if low / 1.25 <= t <= high * 1.25]
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_yticks([_error(a) for a in ACCURACIES], [f"{a:g}" for a in ACCURACIES])
+    axes.minorticks_off()
+    axes.set_ylim(bottom, top)
+    axes.grid(alpha=0.25, lw=0.6)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    places = _apart(list(others.values()), (bottom / top) ** LINE)
+    for (column, (x, y)), place in zip(others.items(), places, strict=True):
+        axes.annotate(
+            column,
+            (x, y),
+            (x * (high / low) ** 0.025, place),
+            color=THEIRS,
+            fontsize=7.5,
+            va="center",
+            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": MANY, "shrinkA": 0, "shrinkB": 3},
+        )
+
+
+def _error(accuracy: float) -> float:
+    """In per cent, never 0: there is no logarithm of it."""
+    return max(100 - accuracy, 0.01)
+
+
+def _apart(points: Sequence[tuple[float, float]], step: float) -> list[float]:
+    """Where labels stand, up and down, for none to lie on another that begins near it: as near to their points as the
+    order from below allows. Up is a smaller error, a label being as high as a factor of `step`."""
+    near = 1.9
+    places: dict[int, float] = {}
+    for i in sorted(range(len(points)), key=lambda k: -points[k][1]):
+        x, y = points[i]
+        beside = [places[k] for k in places if 1 / near < points[k][0] / x < near]
+        places[i] = min([y, *(place / step for place in beside)])
+    return [places[i] for i in range(len(points))]

@@ -1,0 +1,1 @@
+"""Symmetric matrices, the simplex quadratic program, matrix equations. Knows no network."""

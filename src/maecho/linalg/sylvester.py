@@ -1,0 +1,157 @@
+"""Σ_i B_i W A_i + ρ W = Σ_i B_i W_i A_i + ρ W̄ for symmetric PSD A_i and B_i in factored form.
+
+Conjugate gradients (Hestenes and Stiefel, 1952) from W̄ on, for all groups of a layer at once, in float64. A product
+with the left-hand side needs the factors of each client alone. They are preconditioned by the one Kronecker product
+that has the same two partial traces,
+
+    Σ_i A_i ⊗ B_i ≈ Ā ⊗ B̄ / τ,    Ā = Σ_i tr(B_i) A_i,  B̄ = Σ_i tr(A_i) B_i,  τ = Σ_i tr(A_i) tr(B_i)
+
+whose inverse, with ρ, is two eigenvalue problems of the size of the layer. It is exact, so one step is enough, for one
+client and wherever all A_i or all B_i are multiples of each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from maecho.linalg.spectra import Spectrum, plus_identity, times
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+ROUND_OFF = 1e-12
+"""A residual this small beside the right-hand side is noise: the average already solves the equation."""
+PATIENCE = 8
+"""Steps between two looks at the residual on a GPU, where a look waits for all that is under way. Those beyond the
+tolerance stand still."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """W, and how it was reached."""
+
+    matrix: Float[Tensor, "g o d"]
+    residual: float
+    """Of the worst group, as a share of the residual at the start, in the norm of the preconditioner."""
+    iterations: int
+    known: bool
+    """Whether any client said anything."""
+
+
+class Factor:
+    """A + shift · I, multiplied the cheaper way: thin, or dense where A is of high rank."""
+
+    def __init__(self, A: Spectrum, shift: float | Float[Tensor, "g 1 1"]):
+        # In one layout, for one rounding: from a file or from memory, an upload gives the same to the last bit.
+        self._A = A if A.basis is None else Spectrum(A.values, A.basis.contiguous())
+        self._shift = shift
+        self.trace: Float[Tensor, "g 1 1"] = A.values.double().sum(-1)[:, None, None] + shift * A.width
+        self._dense: Tensor | None = None
+
+    def dense(self) -> Tensor:
+        """As sums over clients hold it."""
+        return plus_identity(self._A.sum_form(), self._shift)
+
+    def prepare(self) -> Factor:
+        """Ready for many products; costs memory in float64."""
+        if self._A.basis is None or 2 * self._A.rank > self._A.width:
+            self._dense = self.dense()
+        else:
+            self._A = self._A.to(dtype=torch.float64)
+        return self
+
+    def after(self, M: Tensor) -> Tensor:
+        return self._A.after(M) + self._shift * M if self._dense is None else times(M, self._dense)
+
+
+class Sylvester:
+    """The equation of one layer, a client at a time."""
+
+    def __init__(self) -> None:
+        self._factors: list[tuple[Factor, Factor]] = []
+        self._right: Tensor | None = None
+
+    def add(
+        self, W: Float[Tensor, "g o d"], A: Spectrum, B: Spectrum, a: float | Tensor = 0.0, b: float | Tensor = 0.0
+    ) -> None:
+        """With a and b on the diagonals of A and B. A client without A or B has nothing to say."""
+        W = W.double().contiguous()
+        if self._right is None:
+            self._right = torch.zeros_like(W)
+        if bool(A.values.any()) and bool(B.values.any()):
+            factors = Factor(A, a), Factor(B, b)
+            self._right += _both_sides(factors[1], W, factors[0])
+            self._factors.append(factors)
+
+    def solve(self, start: Float[Tensor, "g o d"], ridge: float, tolerance: float, iterations: int) -> Solution:
+        """From the start W̄, with ρ = ridge · mean eigenvalue of Σ A_i ⊗ B_i."""
+        assert self._right is not None
+        start = start.double()
+        if not self._factors:
+            return Solution(start, 0.0, 0, False)
+        factors = [(A.prepare(), B.prepare()) for A, B in self._factors]
+        precondition = Preconditioner(factors, ridge, start.shape[-2], start.shape[-1])
+
+        def left(M: Tensor) -> Tensor:
+            return sum((_both_sides(B, M, A) for A, B in factors), precondition.rho * M)
+
+        R = self._right - left(start) + precondition.rho * start
+        R = torch.where(_inner(R, R).sqrt() <= ROUND_OFF * _inner(self._right, self._right).sqrt(), 0, R)
+        D, Z = torch.zeros_like(R), precondition(R)
+        step, size = Z, _inner(R, Z)
+        first = size.clamp(min=torch.finfo(torch.float64).tiny)
+        done, patience = 0, 1 if start.device.type == "cpu" else PATIENCE
+        far = (size / first).max() > tolerance**2
+        while done < iterations and (done % patience or bool(far)):
+            image = left(step)
+            bend = _inner(step, image)
+            go = torch.where(far & (bend > 0), size / bend.where(bend > 0, torch.ones_like(bend)), 0)
+            D, R = D + go * step, R - go * image
+            Z = precondition(R)
+            old, size = size, _inner(R, Z)
+            step = Z + size / old.clamp(min=torch.finfo(torch.float64).tiny) * step
+            far = (size / first).max() > tolerance**2
+            done += 1
+        return Solution(start + D, float((size / first).max()) ** 0.5, done, True)
+
+
+class Preconditioner:
+    """(Ā ⊗ B̄ / τ + ρ)⁻¹, on the span of both where ρ = 0."""
+
+    def __init__(self, factors: list[tuple[Factor, Factor]], ridge: float, out: int, d: int):
+        zero = factors[0][0].trace.new_zeros(())
+        tau = sum((A.trace * B.trace for A, B in factors), zero)
+        a, self._U = _eigen(sum((A.dense() * B.trace for A, B in factors), zero))
+        b, self._V = _eigen(sum((B.dense() * A.trace for A, B in factors), zero))
+        self.rho: Float[Tensor, "g 1 1"] = ridge * tau / (out * d)
+        scale = b.mT * a / tau.where(tau > 0, torch.ones_like(tau)) + self.rho
+        floor = scale.amax((-2, -1), keepdim=True) * max(out, d) * torch.finfo(torch.float64).eps
+        self._inverse = torch.where(scale > floor, 1 / scale.where(scale > floor, torch.ones_like(scale)), 0)
+
+    def __call__(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        assert self._V is not None
+        inner = self._V.mT @ M
+        if self._U is None:
+            return self._V @ (inner * self._inverse)
+        return self._V @ ((inner @ self._U) * self._inverse) @ self._U.mT
+
+
+def _both_sides(B: Factor, M: Tensor, A: Factor) -> Tensor:
+    """B M A."""
+    return B.after(A.after(M).mT).mT
+
+
+def _eigen(A: Tensor) -> tuple[Float[Tensor, "g 1 d"], Tensor | None]:
+    """Eigenvalues as one row, and eigenvectors unless A is diagonal."""
+    if A.shape[-2] != A.shape[-1]:
+        return A, None
+    s, U = torch.linalg.eigh((A + A.mT) / 2)
+    return s.clamp(min=0).unsqueeze(-2), U
+
+
+def _inner(M: Tensor, other: Tensor) -> Float[Tensor, "g 1 1"]:
+    return (M * other).sum((-2, -1), keepdim=True)

@@ -1,0 +1,90 @@
+"""Normalisation layers as matrices: diagonal ones, a group of one neuron for every feature.
+
+What a norm with learned scale and shift gives out is, feature by feature, γ x̂ + β: a matrix [γ β] over rows (x̂, 1).
+BatchNorm alone has a memory, too: its running mean and variance.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from maecho.network.layers import Layer
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@singledispatch
+def norm_rows(module: nn.Module, x: Tensor) -> Tensor:
+    """The rows [features, n, 1] that the scale multiplies: of BatchNorm its input, of others what they make of it."""
+    raise TypeError(f"{type(module).__name__} is not known as a norm")
+
+
+@norm_rows.register(nn.BatchNorm1d)
+@norm_rows.register(nn.BatchNorm2d)
+@norm_rows.register(nn.BatchNorm3d)
+def _(module: nn.Module, x: Tensor) -> Tensor:
+    return _channels_first(x)
+
+
+@norm_rows.register
+def _(module: nn.GroupNorm, x: Tensor) -> Tensor:
+    return _channels_first(functional.group_norm(x, module.num_groups, eps=module.eps))
+
+
+@norm_rows.register
+def _(module: nn.LayerNorm, x: Tensor) -> Tensor:
+    return _features_last(functional.layer_norm(x, module.normalized_shape, eps=module.eps), module.weight)
+
+
+@norm_rows.register
+def _(module: nn.RMSNorm, x: Tensor) -> Tensor:
+    return _features_last(functional.rms_norm(x, list(module.normalized_shape), eps=module.eps), module.weight)
+
+
+def norm_output_rows(module: nn.Module, z: Tensor) -> Tensor:
+    """What a norm gave out, in the order of `norm_rows`."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return _features_last(z, module.weight)
+    return _channels_first(z)
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    return x.movedim(1, 0).reshape(x.shape[1], -1, 1)
+
+
+def _features_last(x: Tensor, weight: Tensor) -> Tensor:
+    return x.reshape(-1, weight.numel()).T.unsqueeze(-1)
+
+
+def find(model: nn.Module) -> dict[str, Layer]:
+    """Every norm that has a scale to be learned and whose rows do not depend on the batch."""
+    found = {}
+    for name, module in model.named_modules():
+        if norm_rows.dispatch(type(module)) is norm_rows.dispatch(nn.Module):
+            continue
+        if getattr(module, "weight", None) is None:
+            continue
+        if isinstance(module, BATCH_NORMS) and module.running_mean is None:
+            continue
+        prefix = f"{name}." if name else ""
+        bias = f"{prefix}bias" if getattr(module, "bias", None) is not None else None
+        found[name] = Layer(name, f"{prefix}weight", bias, groups=module.get_parameter("weight").numel())
+    return found
+
+
+def affine(module: nn.Module) -> tuple[Tensor, ...]:
+    """What a norm multiplies each of its rows by and, if it has a bias, adds, in float64. Of BatchNorm in evaluation
+    mode, whose rows are its inputs as they come, a and c of a·x + c."""
+    state = {name: tensor.double().flatten() for name, tensor in module.state_dict().items()}
+    if not isinstance(module, BATCH_NORMS):
+        return (state["weight"], state["bias"]) if "bias" in state else (state["weight"],)
+    a = state["weight"] / torch.sqrt(state["running_var"] + epsilon(module))
+    return a, state["bias"] - a * state["running_mean"]
+
+
+def epsilon(module: nn.Module) -> float:
+    return float(getattr(module, "eps"))  # noqa: B009 (mypy sees a tensor or a module here)

@@ -1,0 +1,134 @@
+"""Sums over examples of squared gradients, exactly.
+
+The gradient of a matrix for one example is Σ_l δ_l x_lᵀ over the example's places l (tokens, patches; one for a plain
+row), x_l being the row that came in and δ_l the gradient of the row that went out. So the squares of a layer follow
+from its rows, and where there is one place, Σ_n (δ_n x_nᵀ)² is a single product of squares. Every other parameter
+(normalisation, free ones, a weight that is used outside of its module) goes the long way, one gradient an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from maecho.network.forward import call
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+CHUNK = 2**22
+"""Entries of gradients held at once."""
+
+
+def squares(
+    x: Float[Tensor, "g n l d"], delta: Float[Tensor, "g n l o"]
+) -> tuple[Float[Tensor, "g o d"], Float[Tensor, "g o d"]]:
+    """Σ_n (Σ_l δ_l x_lᵀ)², and the plain sum Σ_n Σ_l δ_l x_lᵀ."""
+    if x.shape[2] == 1:
+        x, delta = x.squeeze(2), delta.squeeze(2)
+        return delta.square().mT @ x.square(), delta.mT @ x
+    each = delta.mT @ x
+    return each.square().sum(1), each.sum(1)
+
+
+def token_squares(
+    tokens: Int[Tensor, "n l"], delta: Float[Tensor, "n l o"], count: int, padding: int | None = None
+) -> tuple[Float[Tensor, "1 o d"], Float[Tensor, "1 o d"]]:
+    """The same for one-hot rows, without them: a token that comes twice in an example adds up before it is squared."""
+    n, out = len(tokens), delta.shape[-1]
+    which = (tokens + count * torch.arange(n, device=tokens.device).unsqueeze(1)).flatten()
+    pairs, place = which.unique(return_inverse=True)
+    each = delta.new_zeros(len(pairs), out).index_add_(0, place, delta.reshape(-1, out))
+    if padding is not None:
+        each[pairs % count == padding] = 0  # nn.Embedding gives it no gradient
+    sums = delta.new_zeros(2, count, out)
+    for total, part in zip(sums, (each.square(), each), strict=True):
+        total.index_add_(0, pairs % count, part)
+    return sums[0].T.unsqueeze(0), sums[1].T.unsqueeze(0)
+
+
+class LongWay:
+    """One gradient an example, for any parameter: all examples at once by torch.func, or one after the other where a
+    model does something that torch.func cannot follow."""
+
+    def __init__(self, model: nn.Module, device: torch.device):
+        self._model, self._device = model, device
+        self._together = True
+
+    def squares(self, x: Any, directions: Sequence[Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+        """Σ over examples and directions v [n, outputs] of the squares of vᵀ ∂output/∂parameter, by parameter name."""
+        parameters = dict(self._model.named_parameters())
+        chosen = {name: parameters[name].detach() for name in names}
+        n = len(directions[0])
+        entries = len(directions) * sum(p.numel() for p in chosen.values())
+        sums = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in chosen.items()}
+        for piece in torch.arange(n).split(max(1, CHUNK // max(1, entries))):
+            inputs = _examples(x, piece, n)
+            V = torch.stack([v[piece.to(v.device)] for v in directions], dim=1)  # [examples, directions, outputs]
+            for name, part in self._piece(inputs, V, chosen).items():
+                sums[name] += part.cpu().double()
+        return sums
+
+    def _piece(self, x: Any, V: Tensor, chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._together:
+            try:
+                return self._at_once(x, V, chosen)
+            except (RuntimeError, ValueError, TypeError):
+                self._together = False
+        return self._one_by_one(x, V, chosen)
+
+    def _at_once(self, x: Any, V: Tensor, chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        fixed = {k: v for k, v in x.items() if not _per_example(v, len(V))} if isinstance(x, Mapping) else {}
+        moving = {k: v for k, v in x.items() if k not in fixed} if isinstance(x, Mapping) else x
+
+        def one(inputs: Any, v: Tensor) -> dict[str, Tensor]:
+            single = (
+                {**fixed, **{k: t.unsqueeze(0) for k, t in inputs.items()}}
+                if isinstance(inputs, Mapping)
+                else inputs.unsqueeze(0)
+            )
+
+            def output(parameters: dict[str, Tensor]) -> Tensor:
+                made: Tensor = call(
+                    lambda *a, **k: functional_call(self._model, parameters, a, k), single, self._device
+                )
+                return made.squeeze(0)
+
+            pull = vjp(output, dict(chosen))[1]
+            (gradients,) = vmap(pull)(v)
+            return {name: g.double().square().sum(0) for name, g in gradients.items()}
+
+        with torch.no_grad():  # of parameters that were not chosen
+            each = vmap(one, randomness="different")(moving, V)
+        return {name: part.sum(0) for name, part in each.items()}
+
+    def _one_by_one(self, x: Any, V: Tensor, chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in chosen.items()}
+        parameters = {name: p.requires_grad_() for name, p in chosen.items()}
+        for i in range(len(V)):
+            with torch.enable_grad():
+                single = _examples(x, torch.tensor([i]), len(V))
+                output = call(lambda *a, **k: functional_call(self._model, parameters, a, k), single, self._device)
+            for v in V[i]:
+                found = torch.autograd.grad(
+                    output, list(parameters.values()), v.unsqueeze(0), retain_graph=True, allow_unused=True
+                )
+                for name, gradient in zip(parameters, found, strict=True):
+                    if gradient is not None:
+                        sums[name] += gradient.double().square()
+        return sums
+
+
+def _per_example(value: object, n: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == n
+
+
+def _examples(x: Any, which: Tensor, n: int) -> Any:
+    """Some examples of a batch of n."""
+    if isinstance(x, Mapping):
+        return {k: v[which.to(v.device)] if _per_example(v, n) else v for k, v in x.items()}
+    return x[which.to(x.device)]

@@ -1,0 +1,111 @@
+"""Inputs that look like a client's, drawn by the means and covariances that it has told of them.
+
+    x = μ_k + U_k diag(√s_k) ξ + √r_k ζ
+
+for every class k (or part of one), in proportion to its count; r_k, coordinate by coordinate, is the variance of the
+directions that were cut off. ξ is white and ζ of variance 1: Gaussian, or for images ξ = Uᵀw and ζ what w has besides,
+w being white noise with edges (see leaves.py). Drawn in chunks and drawn again whenever they are asked for, the same
+each time, so nothing of them is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maecho.linalg import cosines
+from maecho.statistics.gaussians import NO_CLASS, Moments
+from maecho.synthesis import leaves
+
+Noise = Literal["leaves", "gaussian"]
+NOISES = ("leaves", "gaussian")
+
+
+def seed_for(seed: int, client: str) -> int:
+    """Streams of random numbers that have nothing to do with each other, whatever the order of clients."""
+    return int(hashlib.sha256(f"{seed}/{client}".encode()).hexdigest()[:12], 16)
+
+
+@dataclass(frozen=True)
+class PseudoInputs:
+    """Batches (inputs, labels) drawn from a client's moments; inputs alone if it has no labels.
+
+    Args:
+        moments: what the client told.
+        draws: how many inputs, at least one for every Gaussian.
+        chunk: how many at a time.
+        seed: of the draws.
+        dtype: of the inputs.
+        noise: "leaves" gives images edges; other inputs, and all by "gaussian", are Gaussian.
+    """
+
+    moments: Moments
+    draws: int
+    chunk: int = 1000
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    noise: Noise = "gaussian"
+
+    def counts(self) -> list[int]:
+        """How many from each Gaussian: in proportion to its examples, so that sums over draws stand for sums over
+        them, and none left out."""
+        given = self.moments.counts.tolist()
+        total = sum(given)
+        return [max(1, round(self.draws * count / total)) for count in given]
+
+    def __len__(self) -> int:
+        """How many chunks."""
+        return sum(len(_sizes(count, self.chunk)) for count in self.counts())
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        m = self.moments
+        rng = torch.Generator().manual_seed(self.seed)  # on the CPU: the same draws on any device
+        for k, count in enumerate(self.counts()):
+            label = int(m.classes[k])
+            for size in _sizes(count, self.chunk):
+                x = draw(m, k, size, rng, self.dtype, self.noise)
+                yield x, None if label == NO_CLASS else torch.full((size,), label, device=x.device)
+
+
+def draw(m: Moments, k: int, size: int, rng: torch.Generator, dtype: torch.dtype, noise: Noise = "gaussian") -> Tensor:
+    """So many inputs with the mean and covariance of one class, on the device of the moments."""
+    group = 0 if len(m.covariances) == 1 else k
+    covariance = m.covariances[group]
+    assert covariance.basis is not None
+    U = covariance.basis[0].to(dtype)
+    root = (U * covariance.values[0].clamp(min=0).sqrt().to(U)).mT
+    painted = noise == "leaves" and leaves.is_image(m.shape)
+    if painted:
+        w = leaves.draw(m.shape, size, rng, U.device).to(dtype)
+        along = w @ U
+    else:
+        along = torch.randn(size, len(root), generator=rng, dtype=dtype).to(U.device)
+    x = m.means[k].to(dtype) + along @ root
+    if m.residual is not None:
+        if painted:
+            rest = _outside(w - along @ U.mT, U, m)
+        else:
+            rest = torch.randn(size, U.shape[0], generator=rng, dtype=dtype).to(U.device)
+        rest = rest * m.residual[group].to(dtype).sqrt()
+        x = x + (cosines.back(rest, m.shape) if m.in_cosines else rest)
+    return x.reshape(size, *m.shape)
+
+
+def _outside(w: Tensor, U: Tensor, m: Moments) -> Tensor:
+    """White noise off the directions U, in the coordinates of the residual, each back at variance 1."""
+    rows = U.mT
+    if m.in_cosines:
+        w, rows = cosines.forth(w, m.shape), cosines.forth(rows, m.shape)
+    return w * (1 - rows.square().sum(0)).clamp(min=1e-6).rsqrt()
+
+
+def _sizes(count: int, chunk: int) -> list[int]:
+    """Parts of nearly one size, none above `chunk`."""
+    parts = math.ceil(count / chunk)
+    return [count // parts + (i < count % parts) for i in range(parts)]

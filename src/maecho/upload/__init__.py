@@ -1,0 +1,1 @@
+"""What travels: an Upload from each client, a Merged model back. File format, checks, size, inspection."""

@@ -1,0 +1,128 @@
+"""Uploads that belong together: checked against each other, and read one at a time.
+
+A path is opened when its turn comes and closed before the next, so a method that only sums runs over any number of
+files in the memory of one. On a device of its own, each upload is moved there when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+from maecho import devices
+from maecho.errors import UploadError
+from maecho.upload.upload import Upload, read_header
+
+Source = Upload | str | Path
+
+
+class Cohort(Sequence[Upload]):
+    """At least one upload, no client twice, one architecture, every statistic that is needed; of others, those that are
+    of use are read too, where they are there."""
+
+    def __init__(
+        self,
+        sources: Iterable[Source],
+        needs: Iterable[str] = (),
+        method: str = "this method",
+        device: devices.Device | None = None,
+        uses: Iterable[str] = (),
+    ):
+        if isinstance(sources, Upload | str | Path):
+            sources = [sources]
+        self._sources = list(sources)
+        self._needs, self._uses = frozenset(needs), frozenset(uses)
+        self.device = None if device is None else devices.find(device)
+        """Where uploads are read to. None: each stays where it is."""
+        if not self._sources:
+            raise UploadError("there must be at least one upload to aggregate, got none")
+        # Headers first, so that a bad last file is found before the first has been worked on.
+        abouts = [self._about(source) for source in self._sources]
+        seen: dict[str, Any] = {}
+        for index, about in enumerate(abouts):
+            client = about["client"]
+            if client in seen:
+                raise UploadError(
+                    f"{client}: every client must come once, got it twice ({seen[client]} and {about['place']})"
+                )
+            seen[client] = about["place"]
+            for name in sorted(self._needs - set(about["statistics"])):
+                raise UploadError(_missing(about, name, sorted(self._needs), method))
+            if about["fingerprint"] != abouts[0]["fingerprint"]:
+                raise UploadError(difference(self[0], self[index]))
+
+        self.has = frozenset.intersection(*(frozenset(about["statistics"]) for about in abouts))
+        """The statistics that every upload carries."""
+        self.examples = tuple(int(about["examples"]) for about in abouts)
+        """Of every client."""
+
+    def _about(self, source: Source) -> dict[str, Any]:
+        if isinstance(source, Upload):
+            return {
+                "client": source.client,
+                "examples": source.examples,
+                "fingerprint": source.fingerprint,
+                "statistics": sorted(source.has),
+                "recipe": source.recipe,
+                "place": "in memory",
+            }
+        if not isinstance(source, str | Path):
+            raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
+        return {**read_header(Path(source)), "place": str(source)}
+
+    @property
+    def home(self) -> torch.device:
+        """Where the uploads are, before they are read to another device."""
+        first = self._sources[0]
+        return next(iter(first.weights.values())).device if isinstance(first, Upload) else torch.device("cpu")
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    @overload
+    def __getitem__(self, index: int) -> Upload: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Upload]: ...
+    def __getitem__(self, index: int | slice) -> Upload | list[Upload]:
+        if isinstance(index, slice):
+            return [self._read(source) for source in self._sources[index]]
+        return self._read(self._sources[index])
+
+    def __iter__(self) -> Iterator[Upload]:
+        return map(self._read, self._sources)
+
+    def _read(self, source: Source) -> Upload:
+        upload = source if isinstance(source, Upload) else Upload.load(source, self._needs | self._uses)
+        return upload if self.device is None else upload.to(self.device)
+
+
+def _missing(about: Mapping[str, Any], name: str, needs: list[str], method: str) -> str:
+    """That a statistic is not there, the client's own reason if it gave one, and what to do."""
+    reason = about["recipe"].get("not_sent", {}).get(name)
+    lack = f"{about['client']}: {method} needs the statistic {name!r}, got"
+    if reason is None:
+        carried = ", ".join(about["statistics"]) or "none"
+        return f"{lack} an upload with {carried}; make it with statistics={needs}"
+    instead = "; echo-relay asks the data themselves and needs none" if method == "echo-chain" else ""
+    return f"{lack} none, because {reason}{instead}"
+
+
+def difference(one: Upload, other: Upload) -> str:
+    """The first place where two architectures differ, in one sentence."""
+    words: Callable[[list[Any]], str] = lambda w: f"{w[0]} {'x'.join(map(str, w[1:])) or 'scalar'}"  # noqa: E731
+    a, b = one.architecture(), other.architecture()
+    for name in sorted(a["weights"].keys() - b["weights"].keys()):
+        return f"{other.client}: weight {name!r} must be there as in {one.client}, got none"
+    for name in sorted(b["weights"].keys() - a["weights"].keys()):
+        return f"{other.client}: weights must be those of {one.client}, got {name!r} besides"
+    for name, expected in a["weights"].items():
+        got = b["weights"][name]
+        if got != expected:
+            return f"{other.client}: weight {name!r} must be {words(expected)} as in {one.client}, got {words(got)}"
+    for part in ("layers", "head", "aliases"):
+        if a[part] != b[part]:
+            return f"{other.client}: {part} must be as in {one.client} ({a[part]}), got {b[part]}"
+    return f"{other.client}: architecture must be as in {one.client}"

@@ -1,0 +1,139 @@
+"""Local training: reproducible, quiet about the global generator, and loud when it fails."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from maecho.lab.training import LocalTraining
+
+
+def problem(n: int = 200) -> tuple[Tensor, Tensor]:
+    """Two classes that a line nearly separates; n is no multiple of the batch size."""
+    x = torch.randn(n, 5, generator=torch.Generator().manual_seed(1))
+    return x, (x[:, 0] + 0.1 * x[:, 1] > 0).long()
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    rng = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2, bias=False))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng) / 3)
+    return model
+
+
+def trained(seed: int, training: LocalTraining | None = None) -> list[Tensor]:
+    model = network()
+    (training or LocalTraining(epochs=3))(model, *problem(), torch.Generator().manual_seed(seed))
+    return [p.detach() for p in model.parameters()]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+def test_the_generator_decides_everything() -> None:
+    first = trained(0)
+    torch.rand(17)
+    assert equal(first, trained(0))
+    assert not equal(first, trained(1))
+
+
+def test_the_generator_decides_dropout_too() -> None:
+    """With one batch the order of examples cannot matter: only dropout differs."""
+    one_batch = LocalTraining(epochs=1, batch_size=200)
+    assert equal(trained(0, one_batch), trained(0, one_batch))
+    assert not torch.allclose(trained(0, one_batch)[0], trained(1, one_batch)[0], atol=1e-5)
+
+
+def test_the_global_generator_is_left_as_it_was() -> None:
+    model = network()
+    before = torch.random.get_rng_state()
+    LocalTraining(epochs=1)(model, *problem(), torch.Generator().manual_seed(0))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_loss_goes_down_and_is_reported_each_epoch() -> None:
+    model, seen = network(), list[tuple[int, float]]()
+    x, y = problem()
+    rng = torch.Generator().manual_seed(0)
+    LocalTraining(epochs=30, learning_rate=0.1)(model, x, y, rng, lambda epoch, loss: seen.append((epoch, loss)))
+    assert [epoch for epoch, _ in seen] == list(range(1, 31))
+    assert seen[-1][1] < seen[0][1] / 2
+    assert not model.training
+    assert (model(x).argmax(1) == y).float().mean() > 0.95
+
+
+def test_one_step_is_sgd_on_the_mean_cross_entropy() -> None:
+    x, y = problem()
+    model = nn.Linear(5, 2, bias=False)
+    W = model.weight.detach().clone().requires_grad_()
+    reported: list[float] = []
+    loss = nn.functional.cross_entropy(x @ W.T, y)
+    (gradient,) = torch.autograd.grad(loss, W)
+    training = LocalTraining(epochs=1, learning_rate=0.5, batch_size=1000, weight_decay=0.1)
+    training(model, x, y, torch.Generator().manual_seed(0), lambda _, value: reported.append(value))
+    torch.testing.assert_close(model.weight.detach(), W.detach() - 0.5 * (gradient + 0.1 * W.detach()))
+    assert reported == [pytest.approx(loss.item(), rel=1e-5)]
+
+
+def test_reported_loss_weighs_the_short_last_batch_by_its_examples() -> None:
+    x, y = problem(100)
+    model, reported = nn.Linear(5, 2, bias=False), list[float]()
+    expected = nn.functional.cross_entropy(model(x), y).item()
+    still = LocalTraining(epochs=1, learning_rate=1e-12, batch_size=64)
+    still(model, x, y, torch.Generator().manual_seed(0), lambda _, value: reported.append(value))
+    assert reported == [pytest.approx(expected, rel=1e-5)]
+
+
+def test_inputs_and_frozen_parameters_stay_as_they_are() -> None:
+    model, (x, y) = network(), problem()
+    first = model.get_parameter("0.weight").requires_grad_(False)
+    frozen, x_before = first.clone(), x.clone()
+    LocalTraining(epochs=1)(model, x, y, torch.Generator().manual_seed(0))
+    assert torch.equal(first, frozen)
+    assert torch.equal(x, x_before)
+
+
+@pytest.mark.parametrize(
+    ("hyper", "message"),
+    [
+        ({"epochs": 0}, "LocalTraining: epochs must be at least 1, got 0"),
+        ({"learning_rate": 0.0}, "LocalTraining: learning_rate must be positive and finite, got 0.0"),
+        ({"learning_rate": float("nan")}, "LocalTraining: learning_rate must be positive and finite, got nan"),
+        ({"momentum": 1.0}, "LocalTraining: momentum must lie in [0, 1), got 1.0"),
+        ({"batch_size": 0}, "LocalTraining: batch_size must be at least 1, got 0"),
+        ({"weight_decay": -1.0}, "LocalTraining: weight_decay must be finite and not negative, got -1.0"),
+    ],
+)
+def test_hyper_parameters_are_checked(hyper: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        LocalTraining(**hyper)  # type: ignore[arg-type]
+
+
+def test_what_is_trained_on_is_checked() -> None:
+    train, rng, (x, y) = LocalTraining(epochs=1), torch.Generator(), problem()
+    cases = [
+        (network(), x, y[:3], "one label an input and at least one, got inputs (200, 5) and labels (3,)"),
+        (network(), x[:0], y[:0], "one label an input and at least one, got inputs (0, 5) and labels (0,)"),
+        (network(), x, y.float(), "labels must be int64, got torch.float32"),
+        (nn.ReLU(), x, y, "ReLU has no parameter that asks for a gradient"),
+    ]
+    for model, inputs, labels, message in cases:
+        with pytest.raises(ValueError, match=re.escape(f"LocalTraining: {message}")):
+            train(model, inputs, labels, rng)
+
+
+def test_a_diverged_loss_is_an_error() -> None:
+    x, y = problem()
+    message = (
+        "LocalTraining: the loss must stay finite, got nan in epoch 1 of 3; lower learning_rate=0.01 or momentum=0.5"
+    )
+    with pytest.raises(FloatingPointError, match=re.escape(message)):
+        LocalTraining(epochs=3)(network(), x * float("nan"), y, torch.Generator())
+    with pytest.raises(FloatingPointError, match=r"lower learning_rate=1e\+20"):
+        LocalTraining(learning_rate=1e20)(network(), x, y, torch.Generator())

@@ -1,0 +1,72 @@
+"""A tiny client and what its errors must look like, for the tests of bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from maecho import Upload, UploadError, make_upload
+from maecho.statistics.gather import STATISTICS
+
+NAN, INF = float("nan"), float("inf")
+
+QUICK: dict[str, dict[str, Any]] = {
+    "afl": {"backbone": "average"},
+    "dense": {"epochs": 1, "generator_steps": 2, "student_steps": 2, "batch_size": 8, "width": 2},
+}
+"""Options for tests that go through all methods: budgets of those that train, and clients that share no backbone."""
+
+
+def network(width: int = 4, classes: int = 3, seed: int = 0, bias: bool = True) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(width, 5, bias=bias), nn.ReLU(), nn.Linear(5, classes))
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng))
+    return model
+
+
+def batches(n: int = 30, width: int = 4, classes: int = 3) -> list[tuple[Tensor, Tensor]]:
+    x = torch.randn(n, width, generator=torch.Generator().manual_seed(1))
+    return list(zip(x.split(5), (torch.arange(n) % classes).split(5), strict=True))
+
+
+@cache
+def upload(client: str = "ann") -> Upload:
+    return make_upload(network(seed=sum(client.encode())), batches(), client, STATISTICS, rank=None)
+
+
+def changed(**fields: Any) -> Upload:
+    return replace(upload(), **fields)
+
+
+def spoilt(tensor: Tensor, value: float = NAN) -> Tensor:
+    """Its last entry is this value."""
+    tensor = tensor.clone(memory_format=torch.contiguous_format)
+    tensor.view(-1)[-1] = value
+    return tensor
+
+
+@contextlib.contextmanager
+def refused(*parts: str, error: type[Exception] = UploadError) -> Iterator[None]:
+    """An error of one line, with these parts and with what came (or what could not be done)."""
+    with pytest.raises(error) as caught:
+        yield
+    text = str(caught.value)
+    assert "\n" not in text
+    assert re.search(r"\b(got|cannot)\b", text), f"what came? {text}"
+    for part in parts:
+        assert part in text
+
+
+def cases(table: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """A table of named cases, as pytest.mark.parametrize takes it."""
+    return {"argvalues": list(table.values()), "ids": list(table)}
