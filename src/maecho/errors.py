@@ -1,5 +1,9 @@
-"""The one error of bad input: who, what was expected, what came."""
+"""Errors of bad input: who, what was expected, what came."""
 
 
-class UploadError(ValueError):
-    """An upload, a file or a set of clients that cannot be used, in one sentence for the person who sent it."""
+class InputError(ValueError):
+    """Something that was given cannot be used; one sentence for the person who gave it."""
+
+
+class UploadError(InputError):
+    """An upload, a file or a set of clients that cannot be used; one sentence for the person who sent it."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from maecho.errors import UploadError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 NEIGHBOURING = "one example of one client, added or removed"
 COVERS = "the statistics and the number of examples; the weights themselves are not covered"
@@ -129,6 +129,27 @@ class Privacy:
             "neighbouring": NEIGHBOURING,
             "covers": COVERS,
         }
+
+
+@dataclass(frozen=True)
+class NoisySums:
+    """What one release says of inputs, class by class: counts, and where they were asked for Σ x and Σ x xᵀ."""
+
+    held: Int[Tensor, " k"]
+    """The classes that stand out of the noise; one, of number 0, where there are no labels."""
+    counts: Float[Tensor, " classes"]
+    """Noisy numbers of examples."""
+    labelled: bool
+    shape: tuple[int, ...] = ()
+    """Of one input."""
+    totals: Float[Tensor, "classes d"] | None = None
+    squares: tuple[Float[Tensor, "d d"], ...] = ()
+    """Σ x xᵀ of each class that is held, or a single one of all."""
+
+    @property
+    def examples(self) -> Int[Tensor, " classes"]:
+        """The counts of classes that are held, as whole numbers; 0 of the others."""
+        return torch.zeros_like(self.counts).index_copy(0, self.held, self.counts[self.held]).round().long()
 
 
 def normal(shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:

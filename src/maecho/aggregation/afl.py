@@ -21,7 +21,7 @@ import torch
 
 from maecho.aggregation.average import Mean
 from maecho.errors import UploadError
-from maecho.linalg.spectra import divide, mean_eigenvalue, plus_identity
+from maecho.linalg.symmetric import Total, add_into
 from maecho.options import NOT_NEGATIVE, number, one_of
 from maecho.upload.merged import Merged, assemble
 from maecho.upload.upload import Upload
@@ -49,7 +49,8 @@ class AFL:
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         mean, first = Mean(), None
-        gram = targets = torch.zeros(())
+        grams: dict[str, Total] = {}
+        targets = torch.zeros(())
         for upload in uploads:
             first = first or upload
             mean.add(upload)
@@ -58,14 +59,14 @@ class AFL:
             assert upload.head is not None  # an upload with targets has one
             assert upload.targets is not None
             G = upload.grams[upload.head]
-            gram = gram + G.sum_form()
+            add_into(grams, upload.head, G.total())
             targets = targets + G.map(torch.ones_like).after(upload.targets.double().unsqueeze(0))
         assert first is not None
         weights = mean.weights()
-        if not gram.any():
+        (name, gram), *_ = grams.items()
+        if not gram.known:
             return assemble(first, weights, {})
-        head = divide(targets, plus_identity(gram, self.ridge * mean_eigenvalue(gram)))
-        return assemble(first, weights, {str(first.head): head})
+        return assemble(first, weights, {name: gram.plus_identity(self.ridge * gram.mean_eigenvalue).divide(targets)})
 
 
 def _check_shared(first: Upload, upload: Upload) -> None:

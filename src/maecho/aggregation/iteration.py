@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.symmetric import Diagonal
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -70,14 +71,14 @@ class Echo(Protocol):
 class Columns:
     """U = [U_1 … U_N] of one layer, and what multiplies with it."""
 
-    def __init__(self, spectra: Sequence[Spectrum], dtype: torch.dtype):
+    def __init__(self, spectra: Sequence[Spectrum | Diagonal], dtype: torch.dtype):
         self.ranks = [spectrum.rank for spectrum in spectra]
         device = spectra[0].values.device
         self.s = torch.cat([spectrum.values.to(dtype) for spectrum in spectra], -1).unsqueeze(-2)
         owner = torch.arange(len(spectra)).repeat_interleave(torch.tensor(self.ranks))
         self.owner: Int[Tensor, " columns"] = owner.to(device)
-        bases = [spectrum.basis for spectrum in spectra]
-        self._U = None if bases[0] is None else torch.cat([U.to(dtype) for U in bases if U is not None], -1)
+        bases = [spectrum.basis.to(dtype) for spectrum in spectra if isinstance(spectrum, Spectrum)]
+        self._U = torch.cat(bases, -1) if bases else None  # None: every P is diagonal, U = [I … I]
         # M ↦ M Uᵀ U is one product with UᵀU, or two thin ones, whichever is less work.
         self._UU = None
         if self._U is not None and self._U.shape[-1] < 2 * self._U.shape[-2]:
@@ -132,7 +133,7 @@ class SharedEcho:
     """
 
     def __init__(
-        self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum], steps: Steps
+        self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum | Diagonal], steps: Steps
     ):
         self._steps, self._local = steps, local
         self._U = Columns(spectra, start.dtype)
@@ -181,7 +182,7 @@ class SeparateEcho:
     """Every V_i by itself, as Norm needs."""
 
     def __init__(
-        self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum], steps: Steps
+        self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum | Diagonal], steps: Steps
     ):
         self._steps = steps
         self._W, self._V = start, list(local)
@@ -213,6 +214,6 @@ class SeparateEcho:
         return torch.stack(self._V).mean(0)
 
 
-def echo(start: Tensor, local: Sequence[Tensor], spectra: Sequence[Spectrum], steps: Steps) -> Echo:
+def echo(start: Tensor, local: Sequence[Tensor], spectra: Sequence[Spectrum | Diagonal], steps: Steps) -> Echo:
     kind = SeparateEcho if steps.normalised else SharedEcho
     return kind(start, local, spectra, steps)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from maecho.aggregation.average import Mean
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.symmetric import Diagonal
 from maecho.linalg.sylvester import Sylvester
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
@@ -95,7 +96,7 @@ class Kronecker:
             )
         return assemble(first, weights, merged)
 
-    def _shift(self, A: Spectrum, released: float) -> float | Tensor:
+    def _shift(self, A: Spectrum | Diagonal, released: float) -> float | Tensor:
         if self.damping == "released":
             return released
         return self.damping * A.values.double().sum(-1)[:, None, None] / A.width

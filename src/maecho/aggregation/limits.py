@@ -14,11 +14,11 @@ The anchored form is gradient descent on Σ ‖(W − W_i) P_i‖²:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from maecho.aggregation.iteration import Steps
-from maecho.linalg.spectra import Spectrum, divide, plus_identity, times
+from maecho.linalg.spectra import Spectrum
+from maecho.linalg.symmetric import Diagonal, Total, add_into
 
 CLOSEST = 1e-9
 """How near an eigenvalue of a projector may come to 1: there K is infinite, which stands for "exactly this client"."""
@@ -30,35 +30,26 @@ class Limit:
     def __init__(self, steps: Steps):
         self._steps = steps
         self._count = 0
-        self._P: Tensor | None = None
-        self._K: Tensor | None = None
-        self._WK: Tensor | None = None
+        self._sums: dict[str, Total] = {}
+        self._products: dict[str, Tensor] = {}
 
-    def add(self, W: Tensor, P: Spectrum) -> None:
+    def add(self, W: Tensor, P: Spectrum | Diagonal) -> None:
         steps = self._steps
 
         def weight(s: Tensor) -> Tensor:
             return s * s if steps.anchored else s / (steps.follow - steps.hold * s).clamp(min=CLOSEST * steps.follow)
 
-        K = P.map(weight).sum_form()
-        WK, dense = times(W.double(), K), P.sum_form()
+        K = P.map(weight).total()
         self._count += 1
-        self._P = dense if self._P is None else self._P.add_(dense)
-        self._K = K if self._K is None else self._K.add_(K)
-        self._WK = WK if self._WK is None else self._WK.add_(WK)
+        add_into(self._products, "WK", K.after(W.double()))
+        add_into(self._sums, "P", P.total())
+        add_into(self._sums, "K", K)
 
     def matrix(self, start: Tensor) -> Tensor:
         """W∞ from the start W⁰."""
-        assert self._P is not None
-        assert self._K is not None
-        assert self._WK is not None
+        P, K, WK = self._sums["P"], self._sums["K"], self._products["WK"]
         if self._steps.anchored:
-            return start + divide(self._WK - times(start, self._K), self._K)
-        prior = plus_identity(self._P * (-self._steps.pull / self._count))
+            return start + K.divide(WK - K.after(start))
         share = self._steps.pull / self._count
-        total = prior + share * self._K
-        target = times(start, prior) + share * self._WK
-        if total.shape[-2] != total.shape[-1]:
-            return target / total
-        solved: Tensor = torch.linalg.solve(total, target, left=False)
-        return solved
+        prior = P.scaled(-share).plus_identity()
+        return prior.plus(K.scaled(share)).solve(prior.after(start) + share * WK)

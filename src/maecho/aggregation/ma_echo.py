@@ -18,7 +18,8 @@ from torch import Tensor
 from maecho.aggregation.average import ClassAwareHead, Mean
 from maecho.aggregation.iteration import Echo, Steps, echo
 from maecho.aggregation.limits import Limit
-from maecho.linalg.spectra import Spectrum
+from maecho.linalg.spectra import Spectrum, projector
+from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer
 from maecho.options import POSITIVE, number, one_of
 from maecho.progress import track
@@ -174,13 +175,13 @@ class MAEcho:
 
         return torch.from_numpy(capped_simplex(gram.double().cpu().numpy(), self.cap))
 
-    def spectrum(self, upload: Upload, layer: str) -> Spectrum:
+    def spectrum(self, upload: Upload, layer: str) -> Spectrum | Diagonal:
         """P of one client and layer."""
         if self._projector == "batch-mean":
             return upload.projectors[layer]
         G = upload.grams[layer]
         z = self.damping * float(G.values.sum()) / (G.values.shape[0] * G.width)
-        return G.projector(z) if z else G
+        return projector(G, z) if z else G
 
 
 class _Gathered:
@@ -194,7 +195,7 @@ class _Gathered:
         self._silent = {layer.name for layer in self._layers}
         self._start: dict[str, Tensor] | None = None
         self.local: dict[str, list[Tensor]] = {layer.name: [] for layer in self._layers}
-        self.spectra: dict[str, list[Spectrum]] = {layer.name: [] for layer in self._layers}
+        self.spectra: dict[str, list[Spectrum | Diagonal]] = {layer.name: [] for layer in self._layers}
         self.limits = {layer.name: Limit(method._steps()) for layer in self._layers}
 
     def add(self, upload: Upload) -> None:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
-from maecho.linalg.spectra import divide, mean_eigenvalue, plus_identity, times
+from maecho.linalg.symmetric import Total, add_into
 from maecho.options import NOT_NEGATIVE, number
 from maecho.upload.merged import Merged, assemble
 from maecho.upload.upload import Upload
@@ -42,27 +41,21 @@ class RegMean:
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         mean, first = Mean(), None
-        grams: dict[str, Tensor] = {}
+        grams: dict[str, Total] = {}
         products: dict[str, Tensor] = {}
         for upload in uploads:
             first = first or upload
             mean.add(upload)
             for layer in upload.layers:
-                G = self._shrunk(upload.grams[layer.name].sum_form())
-                WG = times(layer.matrix(upload.weights).double(), G)
-                grams[layer.name] = grams[layer.name].add_(G) if layer.name in grams else G
-                products[layer.name] = products[layer.name].add_(WG) if layer.name in products else WG
+                G = upload.grams[layer.name].total().shrunk(self.shrink)
+                add_into(products, layer.name, G.after(layer.matrix(upload.weights).double()))
+                add_into(grams, layer.name, G)
         assert first is not None
         weights = mean.weights()
         merged = {}
         for layer in first.layers:
             G, average = grams[layer.name], layer.matrix(weights)
-            gap = products[layer.name] - times(average, G)
-            merged[layer.name] = average + divide(gap, plus_identity(G, self.ridge * mean_eigenvalue(G)))
-        silent = [name for name, G in grams.items() if not G.any()]
+            gap = products[layer.name] - G.after(average)
+            merged[layer.name] = average + G.plus_identity(self.ridge * G.mean_eigenvalue).divide(gap)
+        silent = [name for name, G in grams.items() if not G.known]
         return assemble(first, weights, merged, silent)
-
-    def _shrunk(self, G: Tensor) -> Tensor:
-        if self.shrink == 1 or G.shape[-2] != G.shape[-1]:
-            return G
-        return self.shrink * G + (1 - self.shrink) * torch.diag_embed(G.diagonal(dim1=-2, dim2=-1))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho.echo.fit import strength
-from maecho.linalg.spectra import divide, plus_identity
+from maecho.linalg.symmetric import Dense
 from maecho.network.forward import call
 from maecho.progress import track
 from maecho.statistics.features import changed
@@ -119,9 +119,9 @@ class Correction:
         cross -= torch.outer(sums[1], sums[0]) / n
         varies = gram.diagonal() > 0
         same = torch.where(varies, cross.diagonal() / gram.diagonal().where(varies, torch.ones_like(sums[0])), 1.0)
-        total = gram.unsqueeze(0)
+        total = Dense(gram.unsqueeze(0))
         gap = (cross - same[:, None] * gram).unsqueeze(0)
-        return same.diag() + divide(gap, plus_identity(total, strength(MAP_RIDGE * self._ridge, total, n)))[0]
+        return same.diag() + total.plus_identity(strength(MAP_RIDGE * self._ridge, total, n)).divide(gap)[0]
 
     def _reaching(self, network: nn.Module, x: Tensor) -> Tensor:
         found: list[Tensor] = []

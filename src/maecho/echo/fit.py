@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from maecho.linalg.spectra import divide, mean_eigenvalue, plus_identity, times
+from maecho.linalg.symmetric import Dense, Diagonal, Total, eigenvalues
 from maecho.network.norms import epsilon
 from maecho.network.units import Unit
 from maecho.options import NOT_NEGATIVE, number, one_of
@@ -67,28 +67,33 @@ class Regression:
         is_head: bool = False,
     ) -> Float[Tensor, "g o d"]:
         """The unit's [W b] from its totals, by class too where examples have labels."""
-        gram, cross = totals["gram"], totals["cross"]
+        gram, cross = gram_of(unit, totals), totals["cross"]
         ridge = strength(self.ridge, gram, examples) + totals.get("floor", 0.0)
         if "labels" in totals:
             labels, counts = totals["labels"], totals["counts"]
             if is_head and self.head == "ridge":
-                return divide(labels.unsqueeze(0), plus_identity(gram, ridge))
+                return gram.plus_identity(ridge).divide(labels.unsqueeze(0))
             if is_head and self.head == "lda":
-                return discriminant(gram[0], labels, counts, ridge[0], unit.bias).unsqueeze(0)
+                return discriminant(totals["gram"][0], labels, counts, ridge[0], unit.bias).unsqueeze(0)
             if not is_head:
                 means = totals["outputs"] / counts.clamp(min=1)[:, None]
                 cross = (1 - self.pull) * cross + self.pull * (means.mT @ labels)
-        gap = cross - times(prior, gram)
-        return prior + divide(gap, plus_identity(gram, ridge))
+        gap = cross - gram.after(prior)
+        return prior + gram.plus_identity(ridge).divide(gap)
 
 
-def strength(ridge: float, gram: Float[Tensor, "g d d"], examples: float) -> Float[Tensor, "g 1 1"]:
+def gram_of(unit: Unit, totals: Mapping[str, Tensor]) -> Total:
+    """Σ h hᵀ; of one-hot rows it is diagonal and travels as its diagonal alone, [g, 1, d]."""
+    return Diagonal(totals["gram"].squeeze(-2)) if unit.layer.transposed else Dense(totals["gram"])
+
+
+def strength(ridge: float, gram: Total, examples: float) -> Float[Tensor, "g 1 1"]:
     """ε: this share of the trace, times inputs over examples."""
-    d = gram.shape[-1]
-    return ridge * d / examples * d * mean_eigenvalue(gram)
+    d = gram.width
+    return ridge * d / examples * d * gram.mean_eigenvalue
 
 
-def repaired(totals: Mapping[str, Tensor], examples: Tensor, bias: bool) -> dict[str, Tensor]:
+def repaired(unit: Unit, totals: Mapping[str, Tensor], examples: Tensor) -> dict[str, Tensor]:
     """Totals that hold noise for privacy, as totals that real data could have.
 
     Σ h hᵀ becomes positive semidefinite again. Clipping has made examples smaller: h and z get one factor that gives
@@ -97,17 +102,16 @@ def repaired(totals: Mapping[str, Tensor], examples: Tensor, bias: bool) -> dict
     """
     out = dict(totals)
     gram, deviation = out["gram"], out.pop("noise").sqrt()
-    d = gram.shape[-1]
-    if gram.shape[-2] == d:
-        s, U = torch.linalg.eigh((gram + gram.mT) / 2)
-        out["gram"] = (U * s.clamp(min=0).unsqueeze(-2)) @ U.mT
-        out["floor"] = math.sqrt(d) * deviation
-    else:
+    if unit.layer.transposed:
         out["gram"] = gram.clamp(min=0)
         out["floor"] = deviation
+    else:
+        s, U = eigenvalues(gram)
+        out["gram"] = (U * s.unsqueeze(-2)) @ U.mT
+        out["floor"] = math.sqrt(gram.shape[-1]) * deviation
     if "counts" in out:
         out["counts"] = out["counts"].clamp(min=0)
-    ones = out["gram"][..., -1, -1].mean() if bias else examples
+    ones = out["gram"][..., -1, -1].mean() if unit.bias else examples
     square = float(examples / ones) if ones > 0 else 1.0
     root = math.sqrt(square)
     factors = {"gram": square, "cross": square, "floor": square, "labels": root, "outputs": root}
@@ -128,14 +132,13 @@ def discriminant(
     sums, G = (labels[:, :-1], gram[:-1, :-1]) if bias else (labels, gram)
     means = sums * held[:, None] / counts.clamp(min=1)[:, None]
     within = (G - (means.mT * counts) @ means) / n
-    within = plus_identity(within.unsqueeze(0), ridge / n)
-    W = divide(means.unsqueeze(0), within)[0]
+    W = Dense(within.unsqueeze(0)).plus_identity(ridge / n).divide(means.unsqueeze(0))[0]
     b = torch.log(counts.clamp(min=0.5) / n) - 0.5 * (W * means).sum(-1)
     b = torch.where(held, b, b.min() - 1)
     if bias:
         return torch.cat([W, b[:, None]], 1)
     mean_of_all = sums.sum(0, keepdim=True)
-    return W + divide((b[:, None] * mean_of_all).unsqueeze(0), plus_identity(gram.unsqueeze(0), ridge))[0]
+    return W + Dense(gram.unsqueeze(0)).plus_identity(ridge).divide((b[:, None] * mean_of_all).unsqueeze(0))[0]
 
 
 def write(

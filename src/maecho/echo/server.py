@@ -242,7 +242,7 @@ class RelayServer:
             sums = sums_of(unit, unit.matrix(self._merged).shape, total, device)
             prior = sums["prior"] / total["examples"].to(device)
             if "noise" in sums:
-                sums = repaired(sums, total["examples"].to(device), unit.bias)
+                sums = repaired(unit, sums, total["examples"].to(device))
             if self._prior is not None:
                 prior = unit.matrix(self._prior).to(prior)
             new |= fitted(

@@ -1,10 +1,7 @@
-"""Symmetric positive semidefinite matrices in factored form, A = U diag(s) Uᵀ.
+"""Positive semidefinite matrices in factored form, A = U diag(s) Uᵀ.
 
-Gram matrices and projectors are kept, cut down, sent and multiplied as (U, s). A diagonal matrix (the Gram of an
-embedding) has U = I, which is never stored. Every tensor has a leading axis of groups, of length 1 for all but grouped
-convolutions, so that one formula serves all.
-
-Sums over clients have no common U; they are plain tensors: dense [g, d, d], or the diagonal as one row [g, 1, d].
+Gram matrices and projectors are kept, cut down, sent and multiplied as (U, s). Every tensor has a leading axis of
+groups, of length 1 for all but grouped convolutions, so that one formula serves all.
 """
 
 from __future__ import annotations
@@ -17,19 +14,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from maecho.linalg.symmetric import TOLERANCE, Dense, Diagonal, eigenvalue_complaint
+
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-# How far from symmetric, orthonormal or non-negative a matrix may be: float32 round-off with room to spare.
-TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """A = U diag(s) Uᵀ for each group, s descending; `basis` None stands for U = I."""
+    """A = U diag(s) Uᵀ for each group, with s descending."""
 
     values: Float[Tensor, "g r"]
-    basis: Float[Tensor, "g d r"] | None
+    basis: Float[Tensor, "g d r"]
 
     @classmethod
     def of_dense(cls, A: Float[Tensor, "g d d"], rank: int | None = None) -> Spectrum:
@@ -60,12 +56,7 @@ class Spectrum:
             return cls.of_dense((K * w.unsqueeze(-2)) @ K.mT)
         Q, R = torch.linalg.qr(K.double())
         small = cls.of_dense((R * w.unsqueeze(-2)) @ R.mT)
-        assert small.basis is not None
         return cls(small.values, Q @ small.basis)
-
-    @classmethod
-    def of_diagonal(cls, diagonal: Float[Tensor, "g d"]) -> Spectrum:
-        return cls(diagonal, None)
 
     @classmethod
     def zero(cls, groups: int, d: int) -> Spectrum:
@@ -79,12 +70,11 @@ class Spectrum:
     @property
     def width(self) -> int:
         """d, the number of inputs."""
-        return self.values.shape[-1] if self.basis is None else self.basis.shape[-2]
+        return self.basis.shape[-2]
 
     @property
     def bytes(self) -> int:
-        stored = [self.values] if self.basis is None else [self.values, self.basis]
-        return sum(t.nbytes for t in stored)
+        return self.values.nbytes + self.basis.nbytes
 
     @cached_property
     def energy(self) -> Float[Tensor, " r"]:
@@ -93,15 +83,15 @@ class Spectrum:
         return total / total[-1].clamp(min=torch.finfo(torch.float64).tiny) if self.rank else total
 
     def rank_for(self, share: float) -> int:
-        """The fewest directions that hold this share of the trace; a diagonal is never cut, it is already small."""
-        if self.basis is None or not self.rank or float(self.values.sum()) == 0:
-            return self.rank if self.basis is None else 0
+        """The fewest directions that hold this share of the trace."""
+        if not self.rank or float(self.values.sum()) == 0:
+            return 0
         # A share of 1 keeps everything; the tolerance keeps round-off in the running sum from asking for one more.
         return self.rank if share >= 1 else int((self.energy < share - 1e-15).sum()) + 1
 
     def cut(self, rank: int) -> Spectrum:
         """The largest `rank` eigenvalues alone (the paper's SVD section)."""
-        if self.basis is None or rank >= self.rank:
+        if rank >= self.rank:
             return self
         return Spectrum(self.values[:, :rank].contiguous(), self.basis[..., :rank].contiguous())
 
@@ -109,33 +99,25 @@ class Spectrum:
         """The same directions with other eigenvalues: U diag(f(s)) Uᵀ. f(0) must be 0, or directions appear."""
         return Spectrum(function(self.values), self.basis)
 
-    def projector(self, z: float) -> Spectrum:
-        """P = A (A + zI)⁻¹, the soft projector on the span of the inputs whose Gram this is."""
-        return self.map(lambda s: s / (s + z))
-
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Spectrum:
         """The basis in another dtype, both on another device. Eigenvalues stay float64: 1 − s must not round to 0.
         Rows lie in memory as they do when read from a file, so that products round alike."""
-        basis = None if self.basis is None else self.basis.to(dtype=dtype, device=device).contiguous()
-        return Spectrum(self.values.to(device=device), basis)
+        return Spectrum(self.values.to(device=device), self.basis.to(dtype=dtype, device=device).contiguous())
+
+    def permuted(self, order: Tensor) -> Spectrum:
+        """The groups in another order."""
+        return Spectrum(self.values[order], self.basis[order])
 
     def dense(self) -> Float[Tensor, "g d d"]:
-        if self.basis is None:
-            return torch.diag_embed(self.values)
         return (self.basis * self.values.to(self.basis.dtype).unsqueeze(-2)) @ self.basis.mT
 
-    def sum_form(self) -> Tensor:
-        """This matrix as sums over clients hold it, in float64 and in memory of its own."""
-        if self.basis is None:
-            return self.values.to(torch.float64, copy=True).unsqueeze(-2)
-        return Spectrum(self.values.double(), self.basis.double()).dense()
+    def total(self) -> Dense:
+        """The beginning of a sum over clients: in float64 and in memory of its own."""
+        return Dense(Spectrum(self.values.double(), self.basis.double()).dense())
 
     def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
         """M A, without building A."""
-        s = self.values.to(M.dtype).unsqueeze(-2)
-        if self.basis is None:
-            return M * s
-        U = self.basis.to(M.dtype)
+        s, U = self.values.to(M.dtype).unsqueeze(-2), self.basis.to(M.dtype)
         return ((M @ U) * s) @ U.mT
 
     def malformed(self) -> str | None:
@@ -143,7 +125,7 @@ class Spectrum:
         values = tuple(self.values.shape)
         if len(values) != 2:
             return f"given by eigenvalues [groups, rank], got shape {values}"
-        if self.basis is not None and (self.basis.dim() != 3 or self.basis.shape[::2] != values):
+        if self.basis.dim() != 3 or self.basis.shape[::2] != values:
             got = tuple(self.basis.shape)
             return f"given by eigenvectors [groups, inputs, rank] to its eigenvalues {values}, got {got}"
         return None
@@ -153,58 +135,21 @@ class Spectrum:
 
         Orthonormality is probed with a few fixed vectors, which costs what one product costs.
         """
-        for tensor in (self.values, self.basis):
-            if tensor is not None and not tensor.isfinite().all():
-                return "finite, got NaN or infinity"
-        if self.rank == 0:
-            return None
-        low, high = float(self.values.min()), float(self.values.max())
-        if low < 0:
-            return f"positive semidefinite, got the eigenvalue {low:.3g}"
-        if high > largest * (1 + TOLERANCE):
-            return f"of eigenvalues in [0, {largest:g}], got {high:.3g}"
-        if self.basis is not None:
-            U = self.basis.double()
-            used = (self.values > 0).unsqueeze(-1)  # the direction of an eigenvalue 0 does not matter
-            probe = torch.randn(self.rank, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-            probe = probe.to(U) * used
-            error = float((U.mT @ (U @ probe) - probe).abs().where(used, torch.zeros(1).to(U)).max())
-            if error > TOLERANCE * 10:
-                return f"given by orthonormal eigenvectors, got UᵀU off by {error:.3g}"
+        if not self.basis.isfinite().all():
+            return "finite, got NaN or infinity"
+        wrong = eigenvalue_complaint(self.values, largest)
+        if wrong or self.rank == 0:
+            return wrong
+        U = self.basis.double()
+        used = (self.values > 0).unsqueeze(-1)  # the direction of an eigenvalue 0 does not matter
+        probe = torch.randn(self.rank, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        probe = probe.to(U) * used
+        error = float((U.mT @ (U @ probe) - probe).abs().where(used, torch.zeros(1).to(U)).max())
+        if error > TOLERANCE * 10:
+            return f"given by orthonormal eigenvectors, got UᵀU off by {error:.3g}"
         return None
 
 
-def times(M: Float[Tensor, "g o d"], A: Tensor) -> Float[Tensor, "g o d"]:
-    """M A for a sum over clients, dense or one row."""
-    return M @ A if A.shape[-2] == A.shape[-1] else M * A
-
-
-def plus_identity(A: Tensor, amount: float | Tensor = 1.0) -> Tensor:
-    """A + amount · I."""
-    if A.shape[-2] == A.shape[-1]:
-        return A + amount * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return A + amount
-
-
-def mean_eigenvalue(A: Tensor) -> Float[Tensor, "g 1 1"]:
-    """trace / d of each group: the scale that a ridge is measured against."""
-    diagonal = A.diagonal(dim1=-2, dim2=-1) if A.shape[-2] == A.shape[-1] else A.squeeze(-2)
-    return diagonal.mean(-1)[:, None, None]
-
-
-def divide(B: Float[Tensor, "g o d"], A: Tensor) -> Float[Tensor, "g o d"]:
-    """B A⁺: by Cholesky where A is well inside the positive definite ones, by eigenvalues where it is not."""
-    if A.shape[-2] != A.shape[-1]:
-        return torch.where(A > 0, B / A.where(A > 0, torch.ones_like(A)), torch.zeros_like(B))
-    factor, info = torch.linalg.cholesky_ex(A)
-    if not info.any():
-        pivots = factor.diagonal(dim1=-2, dim2=-1)
-        if float((pivots.amin(-1) / pivots.amax(-1)).min()) > 1e-6:
-            solved: Tensor = torch.cholesky_solve(B.mT, factor).mT
-            return solved
-    s: Tensor
-    U: Tensor
-    s, U = torch.linalg.eigh((A + A.mT) / 2)
-    floor = s.amax(-1, keepdim=True).clamp(min=0) * A.shape[-1] * torch.finfo(A.dtype).eps
-    inverse = torch.where(s > floor, 1 / s.where(s > floor, torch.ones_like(s)), torch.zeros_like(s))
-    return ((B @ U) * inverse.unsqueeze(-2)) @ U.mT
+def projector(gram: Spectrum | Diagonal, z: float) -> Spectrum | Diagonal:
+    """P = G (G + zI)⁻¹, the soft projector on the span of the inputs whose Gram matrix this is."""
+    return gram.map(lambda s: s / (s + z))

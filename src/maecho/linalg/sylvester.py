@@ -13,12 +13,14 @@ client and wherever all A_i or all B_i are multiples of each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from maecho.linalg.spectra import Spectrum, plus_identity, times
+from maecho.linalg.spectra import Spectrum
+from maecho.linalg.symmetric import Dense, Diagonal, Total, eigenvalues
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -45,27 +47,27 @@ class Solution:
 class Factor:
     """A + shift · I, multiplied the cheaper way: thin, or dense where A is of high rank."""
 
-    def __init__(self, A: Spectrum, shift: float | Float[Tensor, "g 1 1"]):
+    def __init__(self, A: Spectrum | Diagonal, shift: float | Float[Tensor, "g 1 1"]):
         # In one layout, for one rounding: from a file or from memory, an upload gives the same to the last bit.
-        self._A = A if A.basis is None else Spectrum(A.values, A.basis.contiguous())
+        self._A = Spectrum(A.values, A.basis.contiguous()) if isinstance(A, Spectrum) else A
         self._shift = shift
         self.trace: Float[Tensor, "g 1 1"] = A.values.double().sum(-1)[:, None, None] + shift * A.width
-        self._dense: Tensor | None = None
+        self._total: Total | None = None
 
-    def dense(self) -> Tensor:
+    def total(self) -> Total:
         """As sums over clients hold it."""
-        return plus_identity(self._A.sum_form(), self._shift)
+        return self._A.total().plus_identity(self._shift)
 
     def prepare(self) -> Factor:
         """Ready for many products; costs memory in float64."""
-        if self._A.basis is None or 2 * self._A.rank > self._A.width:
-            self._dense = self.dense()
+        if isinstance(self._A, Diagonal) or 2 * self._A.rank > self._A.width:
+            self._total = self.total()
         else:
             self._A = self._A.to(dtype=torch.float64)
         return self
 
     def after(self, M: Tensor) -> Tensor:
-        return self._A.after(M) + self._shift * M if self._dense is None else times(M, self._dense)
+        return self._A.after(M) + self._shift * M if self._total is None else self._total.after(M)
 
 
 class Sylvester:
@@ -76,7 +78,12 @@ class Sylvester:
         self._right: Tensor | None = None
 
     def add(
-        self, W: Float[Tensor, "g o d"], A: Spectrum, B: Spectrum, a: float | Tensor = 0.0, b: float | Tensor = 0.0
+        self,
+        W: Float[Tensor, "g o d"],
+        A: Spectrum | Diagonal,
+        B: Spectrum,
+        a: float | Tensor = 0.0,
+        b: float | Tensor = 0.0,
     ) -> None:
         """With a and b on the diagonals of A and B. A client without A or B has nothing to say."""
         W = W.double().contiguous()
@@ -123,10 +130,9 @@ class Preconditioner:
     """(Ā ⊗ B̄ / τ + ρ)⁻¹, on the span of both where ρ = 0."""
 
     def __init__(self, factors: list[tuple[Factor, Factor]], ridge: float, out: int, d: int):
-        zero = factors[0][0].trace.new_zeros(())
-        tau = sum((A.trace * B.trace for A, B in factors), zero)
-        a, self._U = _eigen(sum((A.dense() * B.trace for A, B in factors), zero))
-        b, self._V = _eigen(sum((B.dense() * A.trace for A, B in factors), zero))
+        tau = sum((A.trace * B.trace for A, B in factors), factors[0][0].trace.new_zeros(()))
+        a, self._U = _eigen(reduce(Total.plus, (A.total().scaled(B.trace) for A, B in factors)))
+        b, self._V = _eigen(reduce(Total.plus, (B.total().scaled(A.trace) for A, B in factors)))
         self.rho: Float[Tensor, "g 1 1"] = ridge * tau / (out * d)
         scale = b.mT * a / tau.where(tau > 0, torch.ones_like(tau)) + self.rho
         floor = scale.amax((-2, -1), keepdim=True) * max(out, d) * torch.finfo(torch.float64).eps
@@ -145,12 +151,13 @@ def _both_sides(B: Factor, M: Tensor, A: Factor) -> Tensor:
     return B.after(A.after(M).mT).mT
 
 
-def _eigen(A: Tensor) -> tuple[Float[Tensor, "g 1 d"], Tensor | None]:
+def _eigen(A: Total) -> tuple[Float[Tensor, "g 1 d"], Tensor | None]:
     """Eigenvalues as one row, and eigenvectors unless A is diagonal."""
-    if A.shape[-2] != A.shape[-1]:
-        return A, None
-    s, U = torch.linalg.eigh((A + A.mT) / 2)
-    return s.clamp(min=0).unsqueeze(-2), U
+    if isinstance(A, Dense):
+        s, U = eigenvalues(A.matrix)
+        return s.unsqueeze(-2), U
+    assert isinstance(A, Diagonal)
+    return A.values.unsqueeze(-2), None
 
 
 def _inner(M: Tensor, other: Tensor) -> Float[Tensor, "g 1 1"]:

@@ -1,1 +1,25 @@
 """What a client can say of its data: one table, STATISTICS, and one file for each statistic."""
+
+from maecho.statistics.classes import Classes
+from maecho.statistics.features import Features
+from maecho.statistics.fisher import Fisher
+from maecho.statistics.gradients import Gradients
+from maecho.statistics.gram import Gram
+from maecho.statistics.moments import Moments
+from maecho.statistics.projector import Projector
+from maecho.statistics.statistic import Gatherer, NotGathered, Options, Statistic
+from maecho.statistics.targets import Targets
+
+STATISTICS: dict[str, Statistic] = {
+    "gram": Gram(),
+    "projector": Projector(),
+    "classes": Classes(),
+    "moments": Moments(),
+    "features": Features(),
+    "targets": Targets(),
+    "fisher": Fisher(),
+    "gradients": Gradients(),
+}
+"""All that can be gathered, by name. Each method says which of them it needs."""
+
+__all__ = ["STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]

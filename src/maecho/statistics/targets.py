@@ -1,57 +1,122 @@
 """The inputs of the last layer, summed class by class: Σ Yᵀ X with Y the labels as unit rows.
 
-Beside the Gram Σ Xᵀ X it is all that a ridge regression of the labels on those inputs needs.
+Beside the Gram matrix Σ Xᵀ X, a ridge regression of the labels on those inputs needs nothing else.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from maecho.network import layers
+from maecho.errors import UploadError
+from maecho.linalg.symmetric import TOLERANCE
+from maecho.network import kinds
 from maecho.network.forward import Pass, check_labels
+from maecho.network.layers import Layer, complete, find
+from maecho.network.spaces import Move
+from maecho.statistics.classes import NO_LABELS
+from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
 
-class Targets:
-    """Gathered a batch at a time, in float64."""
+class Targets(Statistic):
+    """[classes, inputs of the last layer]."""
 
-    def __init__(self) -> None:
+    name = "targets"
+    reveals = (
+        "Sums of what reaches the last layer, class by class: with the counts, the average features of every class. "
+        "The sum of one example is that example's features."
+    )
+    additive = True
+
+    def gatherer(self, setting: Setting) -> Gatherer:
+        return _Sums(setting.client)
+
+    def recipe(self, options: Options) -> str:
+        return "sum of the inputs of the last layer, class by class"
+
+    def check(self, value: Any, carrier: Carrier) -> Any:
+        client, head = carrier.client, find(carrier.layers, carrier.head)
+        if head is None:
+            raise UploadError(f"{client}: targets must come with a head, got none")
+        expected = head.shape(carrier.weights)[1:]
+        if not isinstance(value, Tensor) or tuple(value.shape) != expected:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise UploadError(f"{client}: targets must be {expected}, classes by inputs of the head, got {got}")
+        if not value.isfinite().all():
+            raise UploadError(f"{client}: targets must be finite, got NaN or infinity")
+        counted = float(value.double()[:, -1].sum())
+        if head.bias is not None and not math.isclose(counted, carrier.examples, rel_tol=TOLERANCE):
+            raise UploadError(
+                f"{client}: targets must count its {carrier.examples} examples in the column of the bias, "
+                f"got {counted:.6g}"
+            )
+        return value
+
+    def warnings(self, value: Any, carrier: Carrier) -> list[str]:
+        counts = carrier.statistics.get("classes")
+        single = [str(label) for label, count in enumerate([] if counts is None else counts.tolist()) if count == 1]
+        return [f"1 example of class {', '.join(single)}: its row of targets IS its features"] if single else []
+
+    def moved(self, value: Any, carrier: Carrier, move: Move) -> Any:
+        for layer in move.layers(carrier.layers, outputs=False):
+            if layer.name == carrier.head:
+                place = next(p for p in move.space.places if p.tensor == layer.weight)
+                columns = carrier.weights[layer.weight].shape[1]
+                value = torch.cat([move.carry(value[:, :columns], place), value[:, columns:]], 1)
+        return value
+
+
+class _Sums(Gatherer):
+    """In float64."""
+
+    def __init__(self, client: str) -> None:
+        self._client = client
         self._seen: tuple[str, Tensor] | None = None
+        self._order: dict[str, None] = {}
         self._uses = 0
         self._layer: str | None = None
         self._sums: Tensor | None = None
-        self.reason: str | None = None
-        """Why there are none."""
+        self._reason = ""
 
-    def see(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
-        """What reaches a layer; of one batch the last counts."""
+    def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:
+        """Of one batch the last layer counts: that which was first seen last."""
+        self._order.setdefault(layer.name)
+        if layer.name != next(reversed(self._order)):
+            return
         same = self._seen is not None and self._seen[0] == layer.name
         self._uses = self._uses + 1 if same else 1
-        found = layers.rows(module, x.detach())
-        self._seen = (layer.name, layers.complete(found, layer) if found.is_floating_point() else found)
+        found = kinds.rows(module, x.detach())
+        self._seen = (layer.name, complete(found, layer) if found.is_floating_point() else found)
 
-    def add(self, step: Pass, client: str) -> None:
+    def add(self, step: Pass) -> None:
         seen, self._seen = self._seen, None
-        self.reason = self.reason or self._complaint(step, seen)
-        if self.reason:
+        self._reason = self._reason or self._complaint(step, seen)
+        if self._reason:
             return
         assert seen is not None
         assert step.labels is not None
-        check_labels(step.labels, step.output.shape[-1], client)
+        check_labels(step.labels, step.output.shape[-1], self._client)
         self._layer, rows = seen[0], seen[1][0]
         if self._sums is None:
             self._sums = torch.zeros(step.output.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
         self._sums.index_add_(0, step.labels.to(rows.device), rows)
 
-    def _complaint(self, step: Pass, seen: tuple[str, Tensor] | None) -> str | None:
+    def _complaint(self, step: Pass, seen: tuple[str, Tensor] | None) -> str:
         if step.labels is None:
-            return "the batches carry no whole-number label for every example"
+            return NO_LABELS
         if not (isinstance(step.output, Tensor) and step.output.dim() == 2):
             return "the model's output is not one row of class scores an example"
         one_row_each = seen is not None and seen[1].dim() == 3 and seen[1].shape[:2] == (1, step.size)
         if seen is None or self._uses != 1 or not one_row_each:
             return "the last layer is not used once, on one row an example"
-        return None if self._layer in (None, seen[0]) else "the last layer is not the same for every batch"
+        return "" if self._layer in (None, seen[0]) else "the last layer is not the same for every batch"
 
-    def sums(self) -> tuple[str, Tensor] | None:
-        return None if self._layer is None or self._sums is None else (self._layer, self._sums.cpu())
+    def value(self, found: Found) -> Tensor:
+        if self._reason:
+            raise NotGathered(self._reason)
+        if self._sums is None or self._layer != found.head:
+            raise NotGathered("the model has no last layer of one row a class")
+        return self._sums.cpu()

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import UploadError
-from maecho.linalg import recursion
+from maecho.errors import InputError, UploadError
+from maecho.linalg.gaussians import Covariance
 from maecho.network import layers
-from maecho.network.directions import LABELS, Labels
-from maecho.network.spaces import Spaces, derive
+from maecho.network.directions import Labels
+from maecho.network.spaces import Spaces
+from maecho.network.tracing import derive
 from maecho.privacy import Privacy
-from maecho.statistics.features import Features
-from maecho.statistics.gather import DEFAULT_STATISTICS, STATISTICS, gather
-from maecho.statistics.gaussians import COVARIANCES, Covariance
-from maecho.statistics.noise import ALLOWED, gather_privately
-from maecho.statistics.scatter import ClassScatter
-from maecho.upload import size as compression
+from maecho.statistics import STATISTICS, Options, Statistic
+from maecho.statistics.gather import gather
+from maecho.statistics.statistic import Setting
+from maecho.upload import size
+from maecho.upload.private import gather_privately
 from maecho.upload.upload import Upload
 
 
@@ -38,7 +38,7 @@ def make_upload(
     covariance: Covariance = "class",
     privacy: Privacy | None = None,
 ) -> Upload:
-    """What this client sends: the model's weights, and statistics of its layers' inputs on these batches.
+    """Make what this client sends: the model's weights, and statistics of its layers' inputs on these batches.
 
     Args:
         model: the trained model. It comes back as it was.
@@ -64,28 +64,15 @@ def make_upload(
             is smaller.
         privacy: noise on all that is said of the data, the number of examples among it; the weights are not covered.
     """
-    if statistics is None:
-        statistics = DEFAULT_STATISTICS if privacy is None else ALLOWED
-    if isinstance(statistics, str):
-        raise UploadError(
-            f"{client}: statistics must be a list from {', '.join(STATISTICS)}, got the text {statistics!r}"
-        )
-    wanted = tuple(statistics)
-    for name in wanted:
-        if name not in STATISTICS:
-            raise UploadError(f"{client}: statistics must be among {', '.join(STATISTICS)}, got {name!r}")
-    if labels not in LABELS:
-        raise UploadError(f"{client}: labels must be one of {', '.join(LABELS)}, got {labels!r}")
-    if labels == "sampled" and generator is None:
-        raise UploadError(f"{client}: labels='sampled' must come with a generator, got none")
-    if isinstance(gaussians, bool) or not isinstance(gaussians, int) or gaussians < 1:
-        raise UploadError(f"{client}: gaussians must be a whole number from 1 on, got {gaussians!r}")
-    if covariance not in COVARIANCES:
-        raise UploadError(f"{client}: covariance must be one of {', '.join(COVARIANCES)}, got {covariance!r}")
-    if privacy is not None and gaussians > 1:
-        raise UploadError(f"{client}: with privacy there must be one Gaussian a class, got gaussians={gaussians}")
+    wanted = _wanted(client, statistics, privacy)
+    try:
+        options = Options(labels, generator, gaussians, covariance)
+        if privacy is not None and gaussians > 1:
+            raise InputError(f"with privacy there must be one Gaussian a class, got gaussians={gaussians}")
+    except InputError as error:
+        raise UploadError(f"{client}: {error}") from error
     promise = {} if privacy is None else {"privacy": privacy.recipe()}
-    rule = compression.parse(rank)
+    rule = size.parse(rank)
     architecture = layers.read(model)
     if architecture.unknown:
         warnings.warn(
@@ -93,67 +80,65 @@ def make_upload(
             stacklevel=2,
         )
     weights = _weights(model, architecture, client)
+    setting = Setting(client, model, architecture, options)
     if privacy is None:
-        scatter = ClassScatter(gaussians, covariance)
-        features = Features(model, architecture, covariance)
-        gathered = gather(model, architecture, batches, wanted, client, progress, labels, generator, scatter, features)
+        gathered = gather(setting, batches, wanted, progress)
     else:
-        gathered = gather_privately(model, architecture, batches, wanted, client, privacy, covariance, progress)
-    by_name = {layer.name: layer for layer in architecture.layers.values()}
-    order = tuple(by_name[name] for name in gathered.order)
-    head = _head(order[: gathered.ran], weights, gathered.outputs)
-    targets, notes = gathered.targets, dict(gathered.notes)
-    if targets is not None and targets[0] != head:
-        targets, notes["targets"] = None, "the model has no last layer of one row a class"
-    spaces = _spaces(model, notes)
+        gathered = gather_privately(setting, batches, wanted, privacy, progress)
+    not_sent = dict(gathered.missing)
+    spaces = _spaces(model, not_sent)
     upload = Upload(
         client=client,
-        examples=gathered.examples,
+        examples=gathered.found.examples,
         weights=weights,
-        layers=order,
-        head=head,
+        layers=gathered.found.layers,
+        head=gathered.found.head,
         aliases=architecture.aliases,
         spaces=spaces,
-        grams=gathered.grams,
-        projectors=gathered.projectors,
-        class_counts=gathered.class_counts,
-        moments=gathered.moments,
-        features=gathered.features,
-        targets=None if targets is None else targets[1],
-        fisher=gathered.fisher,
-        gradients=gathered.gradients,
+        statistics=gathered.values,
         recipe={
-            "statistics": list(wanted),
+            "statistics": [statistic.name for statistic in wanted],
             "rank": rank,
-            "gram": "sum of x xᵀ over the inputs x of the layer, a bias being one more input that is always 1",
-            "projector": f"recursion on means of at most {recursion.MEAN_OF} examples, step {recursion.STEP}, damping "
-            f"{recursion.DAMPING:.4g} ({recursion.DAMPING_CONVOLUTION:.4g} for convolutions)",
-            "moments": f"count, mean and covariance of the raw inputs, class by class, Gaussians a class: {gaussians}, "
-            f"covariance: {covariance}",
-            "features": "the same, one Gaussian a class, of what reaches the layer named",
-            "targets": "sum of the inputs of the last layer, class by class",
-            "fisher": f"sum over examples of squared gradients of log p(y|x), labels {labels}",
-            "gradients": f"sum of g gᵀ over the gradients g of log p(y|x) at the layer's outputs, labels {labels}",
-            "not_sent": notes,
+            **{statistic.name: statistic.recipe(options) for statistic in wanted},
+            "not_sent": not_sent,
             "unknown": list(architecture.unknown),
             **promise,
         },
     )
-    return compression.cut(upload, rule)
+    return size.cut(upload, rule)
 
 
-def _spaces(model: nn.Module, notes: dict[str, str]) -> Spaces | None:
-    """The neuron spaces, or a note why there are none: matching alone needs them, the upload is good without."""
+def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | None) -> list[Statistic]:
+    """The rows of STATISTICS that are asked for. With privacy, only those that can be sent with noise."""
+    private = [name for name, statistic in STATISTICS.items() if statistic.private]
+    if statistics is None:
+        default = [name for name, statistic in STATISTICS.items() if statistic.by_default]
+        statistics = default if privacy is None else private
+    if isinstance(statistics, str):
+        raise UploadError(
+            f"{client}: statistics must be a list from {', '.join(STATISTICS)}, got the text {statistics!r}"
+        )
+    names = list(dict.fromkeys(statistics))
+    for name in names:
+        if name not in STATISTICS:
+            raise UploadError(f"{client}: statistics must be among {', '.join(STATISTICS)}, got {name!r}")
+        if privacy is not None and name not in private:
+            raise UploadError(f"{client}: with privacy the statistics must be among {', '.join(private)}, got {name!r}")
+    return [STATISTICS[name] for name in names]
+
+
+def _spaces(model: nn.Module, not_sent: dict[str, str]) -> Spaces | None:
+    """The neuron spaces, or a note why there are none. The upload is good without: matching alone needs them."""
     # A copy is traced, since tracing runs forward(), which may change buffers; its parameters are the model's own.
     try:
         twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     except Exception as error:  # a model may refuse to be copied in any way
-        notes["spaces"] = f"{type(model).__name__} cannot be copied to be traced ({' '.join(str(error).split())})"
+        not_sent["spaces"] = f"{type(model).__name__} cannot be copied to be traced ({' '.join(str(error).split())})"
         return None
     try:
         return derive(twin)
-    except UploadError as error:
-        notes["spaces"] = str(error)
+    except InputError as error:
+        not_sent["spaces"] = str(error)
         return None
 
 
@@ -169,11 +154,3 @@ def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -
         if name not in architecture.aliases:
             weights[name] = value.detach().to("cpu", copy=True)
     return weights
-
-
-def _head(order: tuple[layers.Layer, ...], weights: dict[str, Tensor], outputs: int | None) -> str | None:
-    """The last layer that ran, if its rows are the model's outputs."""
-    if not order or outputs is None:
-        return None
-    groups, out, _ = order[-1].shape(weights)
-    return order[-1].name if groups == 1 and out == outputs and not order[-1].transposed else None

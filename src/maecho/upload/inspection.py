@@ -7,32 +7,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from maecho.statistics.gaussians import NO_CLASS
-from maecho.upload.upload import SPECTRA, Upload
+from maecho.statistics import STATISTICS
+from maecho.upload.upload import Upload
 
-REVEALS = {
-    "weights": "The trained model. Like any shared model it can be probed for whether an example was in its training "
-    "data, and it can hold traces of rare ones.",
-    "gram": "Sums of products of a layer's inputs. At the first layer these are pixels or features themselves: which "
-    "occur together, and how strongly. With fewer examples than inputs, the span of the examples is known exactly.",
-    "projector": "Directions in which batch means of a layer's inputs lie. At the first layer the leading ones look "
-    "like average inputs.",
-    "classes": "How many examples of each class the client has.",
-    "moments": "The average raw input of every class and how inputs vary around it. For aligned images the averages "
-    "are recognisable pictures. An average of one example is that example.",
-    "features": "The average of what reaches one layer, class by class, and how it varies: what the network makes of "
-    "the inputs. Harder to turn back into inputs than moments of these, not safe from it.",
-    "targets": "Sums of what reaches the last layer, class by class: with the counts, the average features of every "
-    "class. The sum of one example is that example's features.",
-    "fisher": "How much each single weight matters to the model's answers on the data. At the first layer it shows "
-    "which pixels or features occur; all of it together, how sure the model is of these data.",
-    "gradients": "Directions in which a layer's outputs would change the model's answers on the data. At the last "
-    "layer these say which classes the model confuses; with labels='observed', which labels it gets wrong.",
-}
-"""In plain words, what each part can reveal."""
+OF_WEIGHTS = (
+    "The trained model. Like any shared model it can be probed for whether an example was in its training data, and it "
+    "can hold traces of rare ones."
+)
+"""In plain words, what the weights can reveal."""
 
-FEW = 10
-"""Examples of a class up to which its mean says much about single ones."""
+
+def reveals(upload: Upload) -> dict[str, str]:
+    """In plain words, what each part can reveal."""
+    return {"weights": OF_WEIGHTS} | {name: STATISTICS[name].reveals for name in sorted(upload.has)}
 
 
 @dataclass(frozen=True)
@@ -50,11 +37,9 @@ class Entry:
 
 def entries(upload: Upload) -> list[Entry]:
     """Every tensor that travels."""
-    ranks = {f"{kind}/{name}": s.rank for kind, part in SPECTRA.items() for name, s in getattr(upload, part).items()}
-    moments = {f"features/{name}": m for name, m in upload.features.items()}
-    if upload.moments is not None:
-        moments["moments"] = upload.moments
-    ranks |= {f"{key}/covariances": max(c.rank for c in m.covariances) for key, m in moments.items()}
+    ranks: dict[str, int] = {}
+    for name, value in upload.statistics.items():
+        ranks |= STATISTICS[name].ranks(value)
 
     def entry(key: str, tensor: Tensor) -> Entry:
         part, _, name = key.partition("/")
@@ -85,23 +70,8 @@ def privacy(upload: Upload) -> str | None:
 
 def warnings(upload: Upload) -> list[str]:
     """What the sender should think about first. With privacy, counts are noisy and means say nothing for sure."""
-    found: list[str] = []
     if privacy(upload) is not None:
-        return found
-    if upload.moments is not None:
-        for label, count in zip(upload.moments.classes.tolist(), upload.moments.counts.tolist(), strict=True):
-            which = "the data" if label == NO_CLASS else f"class {label}"
-            if count == 1:
-                found.append(f"{which} has 1 example: its mean IS that example")
-            elif count <= FEW:
-                found.append(f"{which} has only {count} examples: its mean and covariance nearly are those examples")
-    if upload.targets is not None and upload.class_counts is not None:
-        single = [str(label) for label, count in enumerate(upload.class_counts.tolist()) if count == 1]
-        if single:
-            found.append(f"1 example of class {', '.join(single)}: its row of targets IS its features")
-    thin = [name for name, gram in upload.grams.items() if gram.basis is not None and upload.examples < gram.width]
-    if thin:
-        found.append(
-            f"fewer examples ({upload.examples}) than inputs at {', '.join(thin)}: the Gram spans just those examples"
-        )
-    return found
+        return []
+    return [
+        text for name, value in upload.statistics.items() for text in STATISTICS[name].warnings(value, upload)
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 
 from maecho.errors import UploadError
 from maecho.linalg.spectra import Spectrum
-from maecho.statistics.gaussians import Moments
-from maecho.upload.upload import SPECTRA, Upload
+from maecho.statistics import STATISTICS
+from maecho.upload.upload import Upload
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -62,78 +62,49 @@ def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
     """The same upload, its statistics at the precision of its weights (float32 at least) and cut down."""
     double = any(tensor.dtype == torch.float64 for tensor in upload.weights.values())
     dtype = torch.float64 if double else torch.float32
-    upload = _at(upload, dtype)
+    values = {name: STATISTICS[name].at(value, dtype) for name, value in upload.statistics.items()}
+    rank: Callable[[Spectrum], int]
+    keep_variances = True
     if isinstance(rule, Rank):
-        return _cut(upload, lambda spectrum: rule.directions)
-    if isinstance(rule, Share):
-        return _cut(upload, lambda spectrum: spectrum.rank_for(rule.share))
-    ranks, rest = _ranks_that_fit(upload, rule)
-    return _cut(upload, lambda spectrum: ranks.get(id(spectrum), spectrum.rank), rest)
+        rank = lambda spectrum: rule.directions  # noqa: E731
+    elif isinstance(rule, Share):
+        rank = lambda spectrum: spectrum.rank_for(rule.share)  # noqa: E731
+    else:
+        ranks, keep_variances = _ranks_that_fit(upload, values, rule)
+        rank = lambda spectrum: ranks.get(id(spectrum), spectrum.rank)  # noqa: E731
+    return replace(
+        upload,
+        statistics={name: STATISTICS[name].cut(value, rank, keep_variances) for name, value in values.items()},
+    )
 
 
-def _at(upload: Upload, dtype: torch.dtype) -> Upload:
-    fields: dict[str, Any] = {
-        part: {name: spectrum.to(dtype=dtype) for name, spectrum in getattr(upload, part).items()}
-        for part in SPECTRA.values()
-    }
+def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tuple[dict[int, int], bool]:
+    """Ranks by the id of the spectrum, and whether there is room for the variances that cut directions leave behind.
 
-    def at(m: Moments) -> Moments:
-        rest = None if m.residual is None else m.residual.to(dtype)
-        covariances = tuple(covariance.to(dtype=dtype) for covariance in m.covariances)
-        return replace(m, means=m.means.to(dtype), covariances=covariances, residual=rest)
-
-    fields["moments"] = None if upload.moments is None else at(upload.moments)
-    fields["features"] = {name: at(m) for name, m in upload.features.items()}
-    fields["targets"] = None if upload.targets is None else upload.targets.to(dtype)
-    fields["fisher"] = {name: tensor.to(dtype) for name, tensor in upload.fisher.items()}
-    return replace(upload, **fields)
-
-
-def _cut(upload: Upload, rank: Callable[[Spectrum], int], rest: bool = True) -> Upload:
-    """`rest`: class variances are kept whole, entry by entry, in place of the directions that go."""
-    fields: dict[str, Any] = {
-        part: {name: spectrum.cut(rank(spectrum)) for name, spectrum in getattr(upload, part).items()}
-        for part in SPECTRA.values()
-    }
-
-    def cut_down(m: Moments) -> Moments:
-        cut = m.cut(rank)
-        return cut if rest else replace(cut, residual=m.residual, in_cosines=m.in_cosines)
-
-    fields["moments"] = None if upload.moments is None else cut_down(upload.moments)
-    fields["features"] = {name: cut_down(m) for name, m in upload.features.items()}
-    return replace(upload, **fields)
-
-
-def _ranks_that_fit(upload: Upload, size: Size) -> tuple[dict[int, int], bool]:
-    """Ranks by the id of the spectrum, and whether there is room for what is left of class variances.
-
-    Grams, projectors, gradients and covariances, of inputs and of features, get equal parts of the room, for their
-    energies cannot be compared (that of a Gram lies mostly in the mean); what one kind does not need goes to the
-    others. Within a kind the share of energy is one.
+    Every statistic that can be cut gets an equal part of the room, for the energies of two statistics cannot be
+    compared (that of a Gram lies mostly in the mean). What one does not need goes to the others. Within a statistic
+    the share of energy is one.
     """
-    kinds = [list(getattr(upload, part).values()) for part in SPECTRA.values()]
-    moments = [*([] if upload.moments is None else [upload.moments]), *upload.features.values()]
-    kinds += [list(m.covariances) for m in moments]
-    kinds = [[s for s in spectra if s.basis is not None and s.rank] for spectra in kinds]
-    fixed = upload.bytes() - sum(map(_bytes, kinds))
+    groups = [[s for s in STATISTICS[name].spectra(value) if s.rank] for name, value in values.items()]
+    fixed = sum(tensor.nbytes for tensor in upload.weights.values())
+    fixed += sum(STATISTICS[name].bytes(value) for name, value in values.items()) - sum(map(_bytes, groups))
     room = size.amount * fixed if size.times else size.amount
     if fixed > room:
         raise UploadError(
             f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
         )
     room -= fixed
-    rest = sum(m.means[0].numel() * len(m.covariances) * m.means.element_size() for m in moments if m.residual is None)
-    with_rest = rest <= room
-    room -= rest if with_rest else 0
+    residuals = sum(STATISTICS[name].residual_bytes(value) for name, value in values.items())
+    keep_variances = residuals <= room
+    room -= residuals if keep_variances else 0
     ranks: dict[int, int] = {}
-    kinds.sort(key=_bytes)
-    for left, spectra in zip(range(len(kinds), 0, -1), kinds, strict=True):
+    groups.sort(key=_bytes)
+    for left, spectra in zip(range(len(groups), 0, -1), groups, strict=True):
         share = _share_that_fits(spectra, room / left)
         chosen = [s.rank_for(share) if share else 0 for s in spectra]
         ranks |= {id(s): rank for s, rank in zip(spectra, chosen, strict=True)}
         room -= sum(s.bytes // s.rank * rank for s, rank in zip(spectra, chosen, strict=True))
-    return ranks, with_rest
+    return ranks, keep_variances
 
 
 def _bytes(spectra: Sequence[Spectrum]) -> int:

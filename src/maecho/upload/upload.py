@@ -1,13 +1,7 @@
 """What one client sends, once, and its file.
 
-An Upload is checked when it is made, whoever makes it, so that nothing after this module asks whether its numbers are
-finite or its shapes fit. On disk it is one safetensors file with flat keys:
-
-    weights/<name>   gram/<layer>/values|basis   projector/<layer>/values|basis   classes   moments/<part>
-    features/<layer>/<part>   targets   fisher/<weight>   gradients/<layer>/values|basis
-
-with the parts classes, counts, means, residual of moments, and of their covariances ranks, values and basis: the
-directions of all classes in one row, as many of each as `ranks` says.
+An Upload is checked when it is made, whoever makes it. So nothing after this module asks whether its numbers are finite
+or its shapes fit.
 """
 
 from __future__ import annotations
@@ -16,32 +10,26 @@ import copy
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from maecho import devices
 from maecho._version import __version__
 from maecho.errors import UploadError
-from maecho.linalg.spectra import Spectrum
 from maecho.network.layers import Layer
 from maecho.network.spaces import Place, Space, Spaces
-from maecho.statistics.gather import STATISTICS
-from maecho.statistics.gaussians import Moments
-from maecho.upload import checks
-from maecho.upload import storage as files
-
-SPECTRA = {"gram": "grams", "projector": "projectors", "gradients": "gradients"}
-"""Statistics of one symmetric matrix a layer: the name in files, and the field of an Upload."""
+from maecho.statistics import STATISTICS
+from maecho.statistics.of_layers import OfLayers
+from maecho.upload import checks, storage
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What one client sends, once: its weights and what its inputs looked like."""
+    """What one client sends, once: its weights, and what can be said of its data."""
 
     client: str
     examples: int
@@ -55,51 +43,27 @@ class Upload:
     """Tied names -> the name in `weights`."""
     spaces: Spaces | None = None
     """Which axes are the same neurons, where the network could be traced; what matching needs."""
-    grams: Mapping[str, Spectrum] = field(default_factory=dict)
-    projectors: Mapping[str, Spectrum] = field(default_factory=dict)
-    class_counts: Tensor | None = None
-    moments: Moments | None = None
-    """Of the raw inputs."""
-    features: Mapping[str, Moments] = field(default_factory=dict)
-    """Of what reaches a layer that all examples pass through, by its name."""
-    targets: Tensor | None = None
-    """Sums of the head's inputs by class [classes, inputs]."""
-    fisher: Mapping[str, Tensor] = field(default_factory=dict)
-    """The diagonal of the Fisher information, by the name and of the shape of the weight."""
-    gradients: Mapping[str, Spectrum] = field(default_factory=dict)
-    """Grams of the gradients at the layers' outputs."""
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    """By their names in STATISTICS; what each value is, its file says."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """How each statistic was made, and what else is worth knowing."""
 
     def __post_init__(self) -> None:
-        for name in ("weights", "aliases", "grams", "projectors", "features", "fisher", "gradients", "recipe"):
+        for name in ("weights", "aliases", "recipe"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        given = dict(self.statistics)
+        object.__setattr__(self, "statistics", MappingProxyType(given))  # checks may look at other statistics
         checks.weights(self)
-        for kind, part in SPECTRA.items():
-            object.__setattr__(self, part, MappingProxyType(checks.spectra(self, kind, getattr(self, part))))
-        checks.classes(self)
-        checks.targets(self)
-        checks.fisher(self)
-        if self.moments is not None:
-            checks.moments(self, self.moments)
-        checks.features(self)
+        checked = {name: checks.known(self.client, name).check(value, self) for name, value in given.items()}
+        object.__setattr__(self, "statistics", MappingProxyType(checked))
         if self.spaces is not None:
             checks.spaces(self, self.spaces)
 
     @property
     def has(self) -> frozenset[str]:
-        """The statistics that it carries."""
-        carried = {
-            "gram": bool(self.grams) or not self.layers,
-            "projector": bool(self.projectors) or not self.layers,
-            "classes": self.class_counts is not None,
-            "moments": self.moments is not None,
-            "features": bool(self.features),
-            "targets": self.targets is not None,
-            "fisher": bool(self.fisher),
-            "gradients": bool(self.gradients) or not self.layers,
-        }
-        return frozenset(name for name, there in carried.items() if there)
+        """The statistics that it carries. Where there are no layers, it has all that is said layer by layer."""
+        trivial = () if self.layers else (n for n, statistic in STATISTICS.items() if isinstance(statistic, OfLayers))
+        return frozenset({*self.statistics, *trivial})
 
     @property
     def fingerprint(self) -> str:
@@ -122,11 +86,10 @@ class Upload:
         """The same upload with every tensor on this device. Checked at birth, its values are not looked at again."""
         found = devices.find(device)
         moved = copy.copy(self)
-        for part in ("weights", "features", "fisher", *SPECTRA.values()):
-            tensors = {name: _moved(one, found) for name, one in getattr(self, part).items()}
-            object.__setattr__(moved, part, MappingProxyType(tensors))
-        for part in ("class_counts", "moments", "targets"):
-            object.__setattr__(moved, part, _moved(getattr(self, part), found))
+        weights = {name: tensor.to(device=found) for name, tensor in self.weights.items()}
+        statistics = {name: STATISTICS[name].on(value, found) for name, value in self.statistics.items()}
+        object.__setattr__(moved, "weights", MappingProxyType(weights))
+        object.__setattr__(moved, "statistics", MappingProxyType(statistics))
         return moved
 
     def save(self, path: str | Path) -> None:
@@ -134,70 +97,51 @@ class Upload:
             "client": self.client,
             "examples": self.examples,
             "fingerprint": self.fingerprint,
-            "statistics": sorted(self.has),
+            "statistics": {name: STATISTICS[name].facts(value) for name, value in self.statistics.items()},
             "layers": [asdict(layer) for layer in self.layers],
             "head": self.head,
             "aliases": dict(self.aliases),
             "spaces": None if self.spaces is None else [asdict(space) for space in self.spaces],
-            "input_shape": None if self.moments is None else list(self.moments.shape),
             "recipe": dict(self.recipe),
             "made_by": f"maecho {__version__}",
             "tensors": {name: _described(tensor) for name, tensor in self.tensors().items()},
         }
-        files.write_tensors(Path(path), "upload", self.tensors(), about)
+        storage.write_tensors(Path(path), "upload", self.tensors(), about)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that leaves the client, by the keys of the file."""
         out = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
-        for kind, part in SPECTRA.items():
-            for name, spectrum in getattr(self, part).items():
-                out |= _spectrum_tensors(f"{kind}/{name}", spectrum)
-        if self.class_counts is not None:
-            out["classes"] = self.class_counts
-        if self.moments is not None:
-            out |= _moments_tensors("moments", self.moments)
-        for name, moments in self.features.items():
-            out |= _moments_tensors(f"features/{name}", moments)
-        if self.targets is not None:
-            out["targets"] = self.targets
-        return out | {f"fisher/{name}": tensor for name, tensor in self.fisher.items()}
+        for name, value in self.statistics.items():
+            out |= STATISTICS[name].tensors(value)
+        return out
 
     def bytes(self, only: Collection[str] | None = None) -> int:
         """What its tensors take; with `only`, the weights and of the statistics just these."""
-        sizes = {
-            "weights": sum(tensor.nbytes for tensor in self.weights.values()),
-            **{kind: sum(s.bytes for s in getattr(self, part).values()) for kind, part in SPECTRA.items()},
-            "classes": 0 if self.class_counts is None else self.class_counts.nbytes,
-            "moments": 0 if self.moments is None else self.moments.bytes,
-            "features": sum(moments.bytes for moments in self.features.values()),
-            "targets": 0 if self.targets is None else self.targets.nbytes,
-            "fisher": sum(tensor.nbytes for tensor in self.fisher.values()),
-        }
-        return sum(size for part, size in sizes.items() if only is None or part in {"weights", *only})
+        sizes = {n: STATISTICS[n].bytes(value) for n, value in self.statistics.items() if only is None or n in only}
+        return sum(tensor.nbytes for tensor in self.weights.values()) + sum(sizes.values())
 
     @classmethod
     def load(cls, path: str | Path, only: Collection[str] | None = None) -> Upload:
         """Read a file; with `only`, of the statistics just these. Raises UploadError unless it is a sound upload."""
         path = Path(path)
         about = read_header(path)
-        kept = None if only is None else {"weights", "classes", *only}
-        tensors = files.read_tensors(path, lambda name: kept is None or name.split("/")[0] in kept)
+        kept = None if only is None else {"weights", *only}
+        tensors = storage.read_tensors(path, lambda name: kept is None or name.split("/")[0] in kept)
         _check_inventory(path, about, tensors, kept)
         try:
             upload = cls(
                 client=about["client"],
                 examples=about["examples"],
-                weights=_read_named("weights", tensors),
+                weights=_part("weights", tensors, "weights/"),
                 layers=tuple(Layer(**layer) for layer in about["layers"]),
                 head=about["head"],
                 aliases=about["aliases"],
                 spaces=_read_spaces(about["spaces"]),
-                class_counts=tensors.get("classes"),
-                moments=_read_moments("moments", tensors, about["input_shape"]),
-                features=_read_features(tensors),
-                targets=tensors.get("targets"),
-                fisher=_read_named("fisher", tensors),
-                **{part: _read_spectra(kind, tensors) for kind, part in SPECTRA.items()},
+                statistics={
+                    name: STATISTICS[name].read(_part(name, tensors), facts)
+                    for name, facts in about["statistics"].items()
+                    if kept is None or name in kept
+                },
                 recipe=about["recipe"],
             )
         except UploadError as error:
@@ -206,8 +150,6 @@ class Upload:
             raise UploadError(
                 f"{path} must be a maecho upload, got parts that do not fit together ({error})"
             ) from error
-        for name in sorted(set(about["statistics"]) & (kept or set(STATISTICS)) - upload.has):
-            raise UploadError(f"{path}: {upload.client}'s {name} must be there as the header says, got none")
         if upload.fingerprint != about["fingerprint"]:
             raise UploadError(
                 f"{path}: {upload.client}'s weights must be of the architecture {about['fingerprint']} that the file "
@@ -220,12 +162,11 @@ HEADER: dict[str, tuple[type, ...]] = {
     "client": (str,),
     "examples": (int,),
     "fingerprint": (str,),
-    "statistics": (list,),
+    "statistics": (dict,),
     "layers": (list,),
     "head": (str, type(None)),
     "aliases": (dict,),
     "spaces": (list, type(None)),
-    "input_shape": (list, type(None)),
     "recipe": (dict,),
     "tensors": (dict,),
 }
@@ -251,17 +192,6 @@ def _read_spaces(found: list[Any] | None) -> Spaces | None:
     return tuple(Space(s["name"], s["size"], tuple(Place(**place) for place in s["places"])) for s in found)
 
 
-def _moved(part: Any, device: torch.device) -> Any:
-    """A tensor, or what is made of tensors, on another device; anything else as it is."""
-    if isinstance(part, Tensor | Spectrum):
-        return part.to(device=device)
-    if isinstance(part, tuple):
-        return tuple(_moved(one, device) for one in part)
-    if isinstance(part, Moments):
-        return replace(part, **{f.name: _moved(getattr(part, f.name), device) for f in fields(part)})
-    return part
-
-
 def _described(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
 
@@ -280,66 +210,6 @@ def _check_inventory(
             )
 
 
-def _read_named(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(f"{part}/"): t for k, t in tensors.items() if k.startswith(f"{part}/")}
-
-
-def _spectrum_tensors(key: str, spectrum: Spectrum) -> dict[str, Tensor]:
-    parts = {f"{key}/values": spectrum.values}
-    return parts if spectrum.basis is None else {**parts, f"{key}/basis": spectrum.basis}
-
-
-def _read_spectra(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Spectrum]:
-    ends = (f"{kind}/", "/values")
-    names = [
-        k.removeprefix(ends[0]).removesuffix(ends[1]) for k in tensors if k.startswith(ends[0]) and k.endswith(ends[1])
-    ]
-    return {n: Spectrum(tensors[f"{kind}/{n}/values"], tensors.get(f"{kind}/{n}/basis")) for n in names}
-
-
-_PARTS = ("/classes", "/counts", "/means", "/covariances/ranks", "/covariances/values", "/covariances/basis")
-_RESIDUAL = ("residual", "residual_of_cosines")
-
-
-def _moments_tensors(key: str, m: Moments) -> dict[str, Tensor]:
-    parts = {f"{key}/classes": m.classes, f"{key}/counts": m.counts, f"{key}/means": m.means}
-    bases = [covariance.basis[0] for covariance in m.covariances if covariance.basis is not None]
-    parts[f"{key}/covariances/ranks"] = torch.tensor(
-        [covariance.rank for covariance in m.covariances], device=m.counts.device
-    )
-    parts[f"{key}/covariances/values"] = torch.cat([covariance.values[0] for covariance in m.covariances])
-    parts[f"{key}/covariances/basis"] = torch.cat(bases, 1)
-    return parts if m.residual is None else {**parts, f"{key}/{_RESIDUAL[m.in_cosines]}": m.residual}
-
-
-def _read_moments(key: str, tensors: Mapping[str, Tensor], shape: list[int] | None) -> Moments | None:
-    if f"{key}/means" not in tensors or shape is None:
-        return None
-    return Moments(
-        classes=tensors[f"{key}/classes"],
-        counts=tensors[f"{key}/counts"],
-        means=tensors[f"{key}/means"],
-        covariances=_read_covariances(f"{key}/covariances", tensors),
-        residual=next((tensors[f"{key}/{name}"] for name in _RESIDUAL if f"{key}/{name}" in tensors), None),
-        in_cosines=f"{key}/{_RESIDUAL[True]}" in tensors,
-        shape=tuple(shape),
-    )
-
-
-def _read_covariances(key: str, tensors: Mapping[str, Tensor]) -> tuple[Spectrum, ...]:
-    ranks: list[int] = tensors[f"{key}/ranks"].tolist()
-    values, basis = tensors[f"{key}/values"], tensors[f"{key}/basis"]
-    if min(ranks, default=0) < 0 or basis.dim() != 2 or not sum(ranks) == len(values) == basis.shape[1]:
-        raise ValueError(f"covariances of ranks {ranks} with {len(values)} eigenvalues and vectors {list(basis.shape)}")
-    pairs = zip(values.split(ranks), basis.split(ranks, 1), strict=True)
-    return tuple(Spectrum(s.unsqueeze(0), U.unsqueeze(0).contiguous()) for s, U in pairs)
-
-
-def _read_features(tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
-    found = {}
-    names = (key.removeprefix("features/") for key in tensors if key.startswith("features/"))
-    for layer in dict.fromkeys(name.removesuffix(part) for name in names for part in _PARTS if name.endswith(part)):
-        moments = _read_moments(f"features/{layer}", tensors, list(tensors[f"features/{layer}/means"].shape[1:]))
-        assert moments is not None
-        found[layer] = moments
-    return found
+def _part(name: str, tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of the weights or of one statistic."""
+    return {key.removeprefix(prefix): t for key, t in tensors.items() if key == name or key.startswith(f"{name}/")}

@@ -1,0 +1,94 @@
+"""Count, mean and scatter matrix of rows that come in batches.
+
+The parallel rule of Chan, Golub and LeVeque joins the batches, so a large mean does not swallow a small variance. The
+scatter of long rows is kept as a short stack of rows. An SVD folds the stack when it grows: its leading directions are
+what is sent anyway. The variance of every coordinate is exact all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from maecho.linalg import cosines
+from maecho.linalg.spectra import Spectrum
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+EXACT_WIDTH = 1024
+"""Rows up to this length have their full scatter matrix summed."""
+EXACT_ON_GPU = 4096
+"""The same on a GPU, where large products cost little and many small eigenproblems cost much."""
+SKETCH = 512
+"""Directions kept of longer ones."""
+
+class Scatter:
+    """Count, mean and Σ (x − mean)(x − mean)ᵀ of one Gaussian, a batch at a time, in float64 where the inputs are."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device | None = None):
+        d = math.prod(shape)
+        self.shape, self.count = shape, 0
+        self.mean = torch.zeros(d, dtype=torch.float64, device=device)
+        self._exact = d <= (EXACT_WIDTH if self.mean.device.type == "cpu" else EXACT_ON_GPU)
+        self._scatter = torch.zeros((d, d) if self._exact else (0, d), dtype=torch.float64, device=device)
+        self._squares = torch.zeros(2, d, dtype=torch.float64, device=device)  # of entries and of cosines
+
+    def add(self, x: Float[Tensor, "n d"]) -> None:
+        n = len(x)
+        x = x.to(self.mean)
+        batch_mean = x.mean(0)
+        gap = batch_mean - self.mean
+        total = self.count + n
+        self._add_rows(torch.cat([x - batch_mean, gap.unsqueeze(0) * (self.count * n / total) ** 0.5]))
+        self.mean = self.mean + gap * (n / total)
+        self.count = total
+
+    def add_scatter(self, other: Scatter) -> None:
+        """The spread of another around its own mean; neither mean matters."""
+        if self._exact:
+            self._scatter += other._scatter
+        else:
+            self._stack(other._scatter)
+            self._squares += other._squares
+        self.count += other.count
+
+    def _add_rows(self, rows: Tensor) -> None:
+        if self._exact:
+            self._scatter += rows.T @ rows
+            return
+        self._stack(rows)
+        self._squares[0] += rows.square().sum(0)
+        if len(self.shape) > 1:
+            self._squares[1] += cosines.forth(rows, self.shape).square().sum(0)
+
+    def _stack(self, rows: Tensor) -> None:
+        self._scatter = torch.cat([self._scatter, rows])
+        if len(self._scatter) >= 2 * SKETCH:
+            self._fold()
+
+    def _fold(self) -> None:
+        spectrum = Spectrum.of_dense((self._scatter @ self._scatter.T).unsqueeze(0), SKETCH)
+        self._scatter = spectrum.basis[0].T @ self._scatter
+
+    def covariance(self) -> Spectrum:
+        if self._exact:
+            return Spectrum.of_dense(self._scatter.unsqueeze(0) / self.count)
+        self._fold()
+        weights = self._scatter.new_full((1, len(self._scatter)), 1 / self.count)
+        return Spectrum.of_factor(self._scatter.T.unsqueeze(0), weights)
+
+    def folded_away(self) -> Float[Tensor, "2 d"] | None:
+        """Variances, of entries and of cosines, that the stack of rows has lost; None where nothing can be."""
+        if self._exact:
+            return None
+        self._fold()  # as for the covariance
+        rows = self._scatter
+        held = [rows.square().sum(0), torch.zeros_like(self.mean)]
+        if len(self.shape) > 1:
+            held[1] = cosines.forth(rows, self.shape).square().sum(0)
+        lost = self._squares - torch.stack(held)
+        return lost.where(lost > 1e-9 * self._squares, 0.0) / self.count  # what is less is round-off

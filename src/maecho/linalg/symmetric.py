@@ -1,0 +1,267 @@
+"""Symmetric matrices by their form: `Dense` [g, d, d] and `Diagonal`, of which only the diagonal [g, d] is held.
+
+Sums over clients have one of these two forms. What one client sends is a `Diagonal`, or a `Spectrum` (spectra.py), whose
+`total` is the beginning of such a sum. The leading axis g counts groups; it is 1 for all but grouped convolutions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+TOLERANCE = 1e-3
+"""How far from symmetric, orthonormal or non-negative a matrix may be: float32 round-off with room to spare."""
+
+
+class Total(ABC):
+    """A sum over clients of symmetric matrices of one form."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """d."""
+
+    @property
+    @abstractmethod
+    def known(self) -> bool:
+        """Whether any entry differs from 0."""
+
+    @property
+    @abstractmethod
+    def mean_eigenvalue(self) -> Float[Tensor, "g 1 1"]:
+        """trace / d of each group: the scale that a ridge is measured against."""
+
+    @abstractmethod
+    def add_(self, other: Self) -> Self:
+        """Add in place."""
+
+    @abstractmethod
+    def plus(self, other: Self) -> Self:
+        """The sum, in memory of its own."""
+
+    @abstractmethod
+    def scaled(self, factor: float | Tensor) -> Self:
+        """Every entry times this factor, one for all groups or [g, 1, 1]."""
+
+    @abstractmethod
+    def shrunk(self, share: float) -> Self:
+        """The same diagonal; every other entry times this share."""
+
+    @abstractmethod
+    def plus_identity(self, amount: float | Tensor = 1.0) -> Self:
+        """A + amount · I, one amount for all groups or [g, 1, 1]."""
+
+    @abstractmethod
+    def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        """M A."""
+
+    @abstractmethod
+    def solve(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        """B A⁻¹ of an A that is invertible."""
+
+    @abstractmethod
+    def divide(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        """B A⁺, for an A that is positive semidefinite."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Total):
+    """Every entry of a symmetric matrix, one matrix for each group."""
+
+    matrix: Float[Tensor, "g d d"]
+
+    @property
+    def width(self) -> int:
+        return self.matrix.shape[-1]
+
+    @property
+    def known(self) -> bool:
+        return bool(self.matrix.any())
+
+    @property
+    def mean_eigenvalue(self) -> Float[Tensor, "g 1 1"]:
+        return self.matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+
+    def add_(self, other: Dense) -> Dense:
+        self.matrix.add_(other.matrix)
+        return self
+
+    def scaled(self, factor: float | Tensor) -> Dense:
+        return Dense(self.matrix * factor)
+
+    def plus(self, other: Dense) -> Dense:
+        return Dense(self.matrix + other.matrix)
+
+    def plus_identity(self, amount: float | Tensor = 1.0) -> Dense:
+        A = self.matrix
+        return Dense(A + amount * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
+
+    def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        return M @ self.matrix
+
+    def shrunk(self, share: float) -> Dense:
+        if share == 1:
+            return self
+        return Dense(share * self.matrix + (1 - share) * torch.diag_embed(self.matrix.diagonal(dim1=-2, dim2=-1)))
+
+    def solve(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        solved: Tensor = torch.linalg.solve(self.matrix, B, left=False)
+        return solved
+
+    def divide(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        """B A⁺: by Cholesky where A is well inside the positive definite ones, by eigenvalues where it is not."""
+        A = self.matrix
+        factor, info = torch.linalg.cholesky_ex(A)
+        if not info.any():
+            pivots = factor.diagonal(dim1=-2, dim2=-1)
+            if float((pivots.amin(-1) / pivots.amax(-1)).min()) > 1e-6:
+                solved: Tensor = torch.cholesky_solve(B.mT, factor).mT
+                return solved
+        s, U = eigenvalues(A)
+        floor = s.amax(-1, keepdim=True) * A.shape[-1] * torch.finfo(A.dtype).eps
+        inverse = torch.where(s > floor, 1 / s.where(s > floor, torch.ones_like(s)), torch.zeros_like(s))
+        return ((B @ U) * inverse.unsqueeze(-2)) @ U.mT
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Total):
+    """The diagonal of a matrix that has nothing else, such as the Gram matrix of one-hot rows."""
+
+    values: Float[Tensor, "g d"]
+
+    @classmethod
+    def zero(cls, groups: int, d: int) -> Diagonal:
+        return cls(torch.zeros(groups, d, dtype=torch.float64))
+
+    @property
+    def width(self) -> int:
+        return self.values.shape[-1]
+
+    @property
+    def rank(self) -> int:
+        """All of d: a diagonal is never cut, it is already small."""
+        return self.values.shape[-1]
+
+    @property
+    def bytes(self) -> int:
+        return self.values.nbytes
+
+    @property
+    def known(self) -> bool:
+        return bool(self.values.any())
+
+    @property
+    def mean_eigenvalue(self) -> Float[Tensor, "g 1 1"]:
+        return self.values.mean(-1)[:, None, None]
+
+    def add_(self, other: Diagonal) -> Diagonal:
+        self.values.add_(other.values)
+        return self
+
+    def scaled(self, factor: float | Tensor) -> Diagonal:
+        return Diagonal(self.values * _of_groups(factor))
+
+    def plus(self, other: Diagonal) -> Diagonal:
+        return Diagonal(self.values + other.values)
+
+    def plus_identity(self, amount: float | Tensor = 1.0) -> Diagonal:
+        return Diagonal(self.values + _of_groups(amount))
+
+    def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        return M * self.values.to(M.dtype).unsqueeze(-2)
+
+    def shrunk(self, share: float) -> Diagonal:
+        """The same: there are no other entries."""
+        return self
+
+    def solve(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        return B / self.values.unsqueeze(-2)
+
+    def divide(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        a = self.values.unsqueeze(-2)
+        return torch.where(a > 0, B / a.where(a > 0, torch.ones_like(a)), torch.zeros_like(B))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Diagonal:
+        """The diagonal of f(s)."""
+        return Diagonal(function(self.values))
+
+    def total(self) -> Diagonal:
+        """The beginning of a sum: in float64 and in memory of its own."""
+        return Diagonal(self.values.to(torch.float64, copy=True))
+
+    def dense(self) -> Float[Tensor, "g d d"]:
+        return torch.diag_embed(self.values)
+
+    def rank_for(self, share: float) -> int:
+        return self.rank
+
+    def cut(self, rank: int) -> Diagonal:
+        return self
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Diagonal:
+        """On another device. Values stay float64, whatever the dtype asked for."""
+        return Diagonal(self.values.to(device=device))
+
+    def permuted(self, order: Tensor) -> Diagonal:
+        """The groups in another order."""
+        return Diagonal(self.values[order])
+
+    def malformed(self) -> str | None:
+        """What is wrong with the shape, in words that complete "… must be"."""
+        if self.values.dim() != 2:
+            return f"given by a diagonal [groups, inputs], got shape {tuple(self.values.shape)}"
+        return None
+
+    def complaint(self, largest: float = float("inf")) -> str | None:
+        """What is wrong with the values, in words that complete "… must be"; None if nothing is."""
+        return eigenvalue_complaint(self.values, largest)
+
+
+def _of_groups(amount: float | Tensor) -> float | Tensor:
+    """[g, 1, 1] as [g, 1], the form that goes with a diagonal."""
+    return amount.squeeze(-1) if isinstance(amount, Tensor) and amount.dim() else amount
+
+
+def eigenvalues(A: Float[Tensor, "g d d"]) -> tuple[Float[Tensor, "g d"], Float[Tensor, "g d d"]]:
+    """Eigenvalues, ascending, and vectors of the positive semidefinite matrix that is nearest to A."""
+    s: Tensor
+    U: Tensor
+    s, U = torch.linalg.eigh((A + A.mT) / 2)
+    return s.clamp(min=0), U
+
+
+def eigenvalue_complaint(values: Tensor, largest: float) -> str | None:
+    """What is wrong with eigenvalues, in words that complete "… must be"."""
+    if not values.isfinite().all():
+        return "finite, got NaN or infinity"
+    if not values.numel():
+        return None
+    low, high = float(values.min()), float(values.max())
+    if low < 0:
+        return f"positive semidefinite, got the eigenvalue {low:.3g}"
+    if high > largest * (1 + TOLERANCE):
+        return f"of eigenvalues in [0, {largest:g}], got {high:.3g}"
+    return None
+
+
+class Addable(Protocol):
+    """What can be summed in place: tensors, and the matrices of this module."""
+
+    def add_(self, other: Self, /) -> Self: ...
+
+
+A = TypeVar("A", bound=Addable)
+K = TypeVar("K")
+
+
+def add_into(totals: dict[K, A], key: K, part: A) -> None:
+    """totals[key] += part, in place. The first part becomes the total, so it must be memory of its own."""
+    totals[key] = totals[key].add_(part) if key in totals else part

@@ -1,0 +1,168 @@
+"""Log p(y | x) back through a model: the backward passes that several statistics share.
+
+One forward pass a batch, and one backward pass for each direction v at the outputs (see network/directions.py), give
+
+    fisher      F = Σ_x E_y (∂ log p(y|x) / ∂θ)²                       the diagonal of the Fisher information
+    gradients   B = Σ_x E_y Σ_l (∂ log p / ∂z_l) (∂ log p / ∂z_l)ᵀ     the other half, beside the Gram, of A ⊗ B
+
+with θ the weights and z a layer's outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from maecho.errors import UploadError
+from maecho.network.directions import Directions
+from maecho.network.forward import Pass, check_labels
+from maecho.network.hooks import watching
+from maecho.network.layers import Layer
+from maecho.statistics.classes import NO_LABELS
+from maecho.statistics.statistic import Gatherer, NotGathered, Setting
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a layer: what came in and what went out."""
+
+    layer: Layer
+    module: nn.Module
+    x: Tensor
+    z: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch whose outputs remember how they were made."""
+
+    step: Pass
+    calls: Sequence[Call]
+    directions: Directions
+    order: Sequence[int]
+    """Of the directions, the largest first."""
+
+    def backward(self, v: Tensor, of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """vᵀ ∂output/∂t for each tensor t; None where the output does not depend on it."""
+        if not of:
+            return ()
+        output = self.step.output
+        return torch.autograd.grad(output, list(of), v.to(output), retain_graph=True, allow_unused=True)
+
+
+Deltas = Mapping[int, Tensor | None]
+"""Gradients at the outputs of calls, by the id of the call."""
+
+
+class BackwardGatherer(Gatherer):
+    """A Gatherer that also sees gradients."""
+
+    needs_sums = False
+    """Whether it asks, in the first direction, for the gradients of all parameters."""
+    reason = ""
+    """Why there is no value."""
+
+    def begin(self, batch: Batch) -> None:
+        """Called before the backward passes of a batch."""
+
+    @abstractmethod
+    def see_gradients(self, batch: Batch, deltas: Deltas, sums: Mapping[str, Tensor | None] | None) -> None:
+        """Called after each backward pass. `sums`: gradients of the parameters, in the first direction alone."""
+
+    def end(self, batch: Batch) -> None:
+        """Called after the backward passes of a batch."""
+
+    def refuse(self) -> None:
+        """Raise NotGathered if there is a reason for it."""
+        if self.reason:
+            raise NotGathered(self.reason)
+
+
+class BackwardPasses:
+    """Runs the backward passes of every batch for all gatherers that want them."""
+
+    def __init__(self, setting: Setting, gatherers: Sequence[BackwardGatherer]):
+        self._setting, self._gatherers = setting, gatherers
+        self._parameters = parameters(setting)
+        self._calls: list[Call] = []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, every parameter is differentiable and every layer is watched; afterwards all is as it was."""
+        frozen = [p for p in self._parameters.values() if not p.requires_grad]
+        found, watch = self._setting.architecture.layers, self._setting.watch
+        with watching(self._setting.model, found, after=self._remember, watch=watch):
+            try:
+                for p in frozen:
+                    p.requires_grad_(True)
+                yield
+            finally:
+                for p in frozen:
+                    p.requires_grad_(False)
+
+    def _remember(self, name: str, module: nn.Module, x: Tensor, z: Tensor) -> Tensor | None:
+        if not z.requires_grad:
+            return None
+        self._calls.append(Call(self._setting.architecture.layers[name], module, x.detach(), z))
+        return z.clone()  # what follows may change it in place, and gradients are wanted of what it was
+
+    def add(self, step: Pass) -> None:
+        """Go back through the batch that has just run."""
+        calls, self._calls = self._calls, []
+        reason = next((g.reason for g in self._gatherers if g.reason), "") or self._complaint(step)
+        for gatherer in self._gatherers:
+            gatherer.reason = reason
+        if reason or not step.output.requires_grad:
+            return
+        client, options = self._setting.client, self._setting.options
+        if step.labels is not None and options.labels == "observed":
+            check_labels(step.labels, step.output.shape[-1], client)
+        if not step.output.isfinite().all():
+            raise UploadError(f"{client}: the model's outputs must be finite, got NaN or infinity")
+        try:
+            self._add(step, calls)
+        except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise UploadError(
+                f"{client}: the statistics fisher and gradients need a model that can be differentiated one example at "
+                f"a time, got an error: {reason}"
+            ) from error
+
+    def _complaint(self, step: Pass) -> str:
+        output = step.output
+        if not (isinstance(output, Tensor) and output.is_floating_point() and output.dim() == 2):
+            return "the model's output is not one row of class scores an example"
+        if len(output) != step.size or output.shape[-1] < 2:
+            return f"the model's output is not two or more class scores an example, but {tuple(output.shape)}"
+        return NO_LABELS if self._setting.options.labels == "observed" and step.labels is None else ""
+
+    def _add(self, step: Pass, calls: Sequence[Call]) -> None:
+        options = self._setting.options
+        directions = Directions(step.output, options.labels, step.labels, options.generator)
+        sizes = [float(v.square().sum()) for v in directions]
+        largest = sizes.index(max(sizes))
+        order = sorted(range(len(directions)), key=lambda i: i != largest)
+        batch = Batch(step, calls, directions, order)
+        for gatherer in self._gatherers:
+            gatherer.begin(batch)
+        of_parameters = any(gatherer.needs_sums for gatherer in self._gatherers)
+        for index in order:
+            checked = list(self._parameters.values()) if of_parameters and index == largest else []
+            found = batch.backward(directions[index], [*(call.z for call in calls), *checked])
+            deltas = dict(zip(map(id, calls), found[: len(calls)], strict=True))
+            sums = dict(zip(self._parameters, found[len(calls) :], strict=True)) if checked else None
+            for gatherer in self._gatherers:
+                gatherer.see_gradients(batch, deltas, sums)
+        for gatherer in self._gatherers:
+            gatherer.end(batch)
+
+
+def parameters(setting: Setting) -> dict[str, nn.Parameter]:
+    """Every real parameter of the model, by the name under which an upload keeps it."""
+    aliases = setting.architecture.aliases
+    return {aliases.get(name, name): p for name, p in setting.model.named_parameters() if p.is_floating_point()}

@@ -1,0 +1,197 @@
+"""The diagonal of the Fisher information: F = Σ_x E_y (∂ log p(y|x) / ∂θ)², one number a weight.
+
+The squares of a layer follow from its rows, where these account for its whole gradient. Every other parameter goes the
+long way, one gradient an example (see network/per_example.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maecho.errors import UploadError
+from maecho.linalg.symmetric import add_into
+from maecho.network import kinds
+from maecho.network.layers import Layer, complete
+from maecho.network.per_example import CHUNK, LongWay, squares, token_squares
+from maecho.network.spaces import Move
+from maecho.statistics.backward import BackwardGatherer, Batch, Call, Deltas, parameters
+from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting, Statistic
+
+
+class Fisher(Statistic):
+    """By the name of the weight, and of its shape."""
+
+    name = "fisher"
+    reveals = (
+        "How much each single weight matters to the model's answers on the data. At the first layer it shows which "
+        "pixels or features occur; all of it together, how sure the model is of these data."
+    )
+    by_name = True
+    additive = True
+
+    def gatherer(self, setting: Setting) -> Gatherer:
+        return _Squares(setting)
+
+    def recipe(self, options: Options) -> str:
+        return f"sum over examples of squared gradients of log p(y|x), labels {options.labels}"
+
+    def check(self, value: Any, carrier: Carrier) -> Any:
+        """One for every layer, and for whatever other parameters; of their shapes, not negative."""
+        client, weights = carrier.client, carrier.weights
+        for name in (part for layer in carrier.layers for part in (layer.weight, layer.bias)):
+            if name is not None and name not in value:
+                raise UploadError(f"{client}: fisher of {name!r}: expected one, got none")
+        for name, found in value.items():
+            what = f"{client}: fisher of {name!r}"
+            if name not in weights or not weights[name].is_floating_point():
+                raise UploadError(f"{what}: expected none, there is no such parameter, got one")
+            if not isinstance(found, Tensor) or found.shape != weights[name].shape:
+                got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise UploadError(f"{what} must be {tuple(weights[name].shape)} as it is, got {got}")
+            if not found.isfinite().all():
+                raise UploadError(f"{what} must be finite, got NaN or infinity")
+            if found.numel() and float(found.min()) < 0:
+                raise UploadError(f"{what} must not be negative, got {float(found.min()):.3g}")
+        return value
+
+    def moved(self, value: Any, carrier: Carrier, move: Move) -> Any:
+        out = dict(value)
+        for place in move.space.places:
+            if place.tensor in out:
+                out[place.tensor] = move.carry(out[place.tensor], place)
+        return out
+
+
+class _Squares(BackwardGatherer):
+    """In float64."""
+
+    needs_sums = True
+
+    def __init__(self, setting: Setting):
+        self._model, self._watch = setting.model, setting.watch
+        self._parameters = parameters(setting)
+        self._layers = {layer.name: layer for layer in setting.architecture.layers.values()}
+        device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
+        self._long_way = LongWay(setting.model, device)
+        self._probed = False
+        self._mixed: set[str] = set()
+        self._of_rows: dict[str, Tensor] = {}
+        self._of_parameters: dict[str, Tensor] = {}
+        self._fast: dict[str, list[Call]] = {}
+        self._used: set[str] = set()
+
+    def begin(self, batch: Batch) -> None:
+        if not self._probed:
+            self._probe(batch)
+        grouped: defaultdict[str, list[Call]] = defaultdict(list)
+        for call in batch.calls:
+            grouped[call.layer.name].append(call)
+        self._fast = {
+            name: own
+            for name, own in grouped.items()
+            if name not in self._mixed
+            and all(kinds.examples_first(call.module, call.x, call.z, batch.step.size) for call in own)
+        }
+        self._used = set()
+
+    def _probe(self, batch: Batch) -> None:
+        """Layers where the first example reaches more than the first entry: other axes come first, or examples mix."""
+        v = batch.directions[batch.order[0]]
+        only_first = torch.zeros_like(v)
+        only_first[0] = v[0]
+        found = batch.backward(only_first, [call.z for call in batch.calls])
+        for call, delta in zip(batch.calls, found, strict=True):
+            if delta is not None and bool(delta[1:].any()):
+                self._mixed.add(call.layer.name)
+        self._probed = batch.step.size > 1
+
+    def see_gradients(self, batch: Batch, deltas: Deltas, sums: Mapping[str, Tensor | None] | None) -> None:
+        self._used |= {name for name, total in (sums or {}).items() if total is not None}
+        for name, own in list(self._fast.items()):
+            F, total = self._squares(own, deltas, batch.step.size)
+            if sums is not None and not self._agrees(self._layers[name], total, F, sums, batch):
+                del self._fast[name]
+            else:
+                add_into(self._of_rows, name, F)
+
+    def _squares(self, own: list[Call], deltas: Deltas, n: int) -> tuple[Tensor, Tensor]:
+        """Of one layer, from the rows of all its uses: Σ of squares over examples, and the plain sum."""
+        layer = own[0].layer
+        groups, out, d = layer.shape(self._parameters)
+        F = torch.zeros(groups, out, d, dtype=torch.float64)
+        total = torch.zeros_like(F)
+        used = [(call, delta) for call in own if (delta := deltas[id(call)]) is not None]
+        if not used:
+            return F, total
+        places = sum(delta[0].numel() // (groups * out) for _, delta in used)
+        entries = groups * d * (places if places == 1 else max(places, out))
+        size = n if layer.one_hot else max(1, CHUNK // entries)
+        for start in range(0, n, size):
+            x, g = _rows(layer, used, slice(start, start + size), groups, out)
+            if layer.one_hot:
+                found = token_squares(x[0].to(g.device), g[0], d, kinds.frozen_token(own[0].module))
+            else:
+                found = squares(x, g)
+            F += found[0].cpu()
+            total += found[1].cpu()
+        return F, total
+
+    def _agrees(
+        self, layer: Layer, total: Tensor, F: Tensor, sums: Mapping[str, Tensor | None], batch: Batch
+    ) -> bool:
+        """Whether the layer's rows account for the whole gradient. They do not if the weight is used elsewhere too."""
+        torch_says = {}
+        for name in (layer.weight, layer.bias):
+            if name is not None:
+                found = sums[name]
+                torch_says[name] = torch.zeros_like(self._parameters[name]) if found is None else found
+        gap = float((layer.matrix(torch_says).cpu().double() - total).norm())
+        # By Cauchy and Schwarz a sum over n examples is at most this long.
+        scale = math.sqrt(float(F.sum()) * batch.step.size)
+        return gap <= math.sqrt(torch.finfo(batch.step.output.dtype).eps) * scale
+
+    def end(self, batch: Batch) -> None:
+        """The parameters whose squares do not follow from rows."""
+        done = {part for name in self._fast for part in (self._layers[name].weight, self._layers[name].bias)}
+        first = {id(p): name for name, p in self._model.named_parameters()}
+        names = {first[id(p)]: name for name, p in self._parameters.items() if name in self._used - done}
+        if not names:
+            return
+        directions = [v.to(batch.step.output) for v in batch.directions]
+        with self._watch.pause():
+            found = self._long_way.squares(batch.step.inputs, directions, list(names))
+        for name, F in found.items():
+            add_into(self._of_parameters, names[name], F)
+
+    def value(self, found: Found) -> dict[str, Tensor]:
+        """Of every real parameter."""
+        self.refuse()
+        F = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self._parameters.items()}
+        for name, of_layer in self._of_rows.items():
+            for part, value in self._layers[name].write(of_layer, F).items():
+                F[part] = F[part] + value
+        for name, of_parameter in self._of_parameters.items():
+            F[name] = F[name] + of_parameter
+        return F
+
+
+def _rows(
+    layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: int, out: int
+) -> tuple[Tensor, Tensor]:
+    """What came in and the gradients of what went out, for some examples: [groups, examples, places, width]."""
+    rows, gone = [], []
+    for call, delta in used:
+        x, g = kinds.rows(call.module, call.x[piece]), kinds.output_rows(call.module, delta[piece])
+        count = len(call.x[piece])
+        if not layer.one_hot:
+            x = complete(x, layer)
+        g = (g.cpu() if g.device.type == "mps" else g).double()
+        rows.append(x.reshape(groups, count, x.shape[1] // count, *x.shape[2:]))
+        gone.append(g.reshape(groups, count, -1, out))
+    return torch.cat(rows, 2), torch.cat(gone, 2)

@@ -1,0 +1,235 @@
+"""Moments of the raw inputs: a Gaussian for every class, or several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from maecho.errors import UploadError
+from maecho.linalg.gaussians import NO_CLASS, Covariance, Gaussians, nearer_to_diagonal
+from maecho.linalg.scatter import Scatter
+from maecho.linalg.spectra import Spectrum
+from maecho.linalg.symmetric import eigenvalues
+from maecho.network.forward import Pass
+from maecho.privacy import NoisySums
+from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+FEW = 10
+"""Examples of a class up to which its mean says much about single ones."""
+CLUSTERED = 2000
+"""Examples of a class that k-means looks at; every other one goes to the nearest centre."""
+
+
+class Moments(Statistic):
+    """Count, mean and covariance of the raw inputs, class by class."""
+
+    name = "moments"
+    reveals = (
+        "The average raw input of every class and how inputs vary around it. For aligned images the averages are "
+        "recognisable pictures. An average of one example is that example."
+    )
+    kind = Gaussians
+    by_default = additive = private = True
+
+    def gatherer(self, setting: Setting) -> Gatherer:
+        return _OfInputs(setting.options)
+
+    def recipe(self, options: Options) -> str:
+        return (
+            "count, mean and covariance of the raw inputs, class by class, "
+            f"Gaussians a class: {options.gaussians}, covariance: {options.covariance}"
+        )
+
+    def of_noisy(self, sums: NoisySums) -> Gaussians:
+        assert sums.totals is not None
+        n = sums.counts[sums.held]
+        means = sums.totals[sums.held] / n[:, None]
+        weights = list(n.diag()) if len(sums.squares) == len(n) else [n]
+        covariances = []
+        for square, weight in zip(sums.squares, weights, strict=True):
+            between = (means.mT * weight) @ means
+            covariances.append(_semidefinite((square - between) / weight.sum()))
+        return Gaussians(
+            classes=sums.held if sums.labelled else torch.tensor([NO_CLASS]),
+            counts=sums.examples[sums.held],
+            means=means,
+            covariances=tuple(covariances),
+            shape=sums.shape,
+        )
+
+    def check(self, value: Any, carrier: Carrier) -> Any:
+        check_gaussians(value, carrier)
+        return value
+
+    def warnings(self, value: Any, carrier: Carrier) -> list[str]:
+        found = []
+        for label, count in zip(value.classes.tolist(), value.counts.tolist(), strict=True):
+            which = "the data" if label == NO_CLASS else f"class {label}"
+            if count == 1:
+                found.append(f"{which} has 1 example: its mean IS that example")
+            elif count <= FEW:
+                found.append(f"{which} has only {count} examples: its mean and covariance nearly are those examples")
+        return found
+
+
+def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
+    """Raises UploadError unless the Gaussians are sound. `of`: what they describe, where that is not the raw inputs."""
+    client = carrier.client
+    if not isinstance(value, Gaussians):
+        raise UploadError(f"{client}: class moments{of} must be Gaussians, got {type(value).__name__}")
+    if not value.means.isfinite().all():
+        raise UploadError(f"{client}: class means{of} must be finite, got NaN or infinity")
+    counted = sum(map(int, value.counts.tolist()))  # Python's whole numbers do not wrap
+    if counted != carrier.examples or bool((value.counts < 1).any()):
+        raise UploadError(
+            f"{client}: counts of the class moments{of} must be positive and sum to its {carrier.examples} examples, "
+            f"got {counted}"
+        )
+    for covariance in value.covariances:
+        wrong = covariance.complaint()
+        if wrong:
+            raise UploadError(f"{client}: class covariances{of} must be {wrong}")
+    if value.residual is not None and not bool((value.residual.isfinite() & (value.residual >= 0)).all()):
+        low = float(value.residual.min())
+        raise UploadError(
+            f"{client}: what is left of the class variances{of} must be finite and not negative, got {low:.3g}"
+        )
+
+
+def _semidefinite(A: Tensor) -> Spectrum:
+    """The nearest positive semidefinite matrix. To drop small eigenvalues as well, which noise alone would have, loses
+    more than it gains."""
+    s, U = eigenvalues(A)
+    return Spectrum(s.flip(-1).unsqueeze(0), U.flip(-1).unsqueeze(0)).cut(int((s > 0).sum()))
+
+
+class _OfInputs(Gatherer):
+    """The moments of what enters the network."""
+
+    def __init__(self, options: Options):
+        self._scatter = ClassScatter(options.gaussians, options.covariance)
+        self._reason = ""
+
+    def add(self, step: Pass) -> None:
+        if not (isinstance(step.inputs, Tensor) and step.inputs.is_floating_point()):
+            self._reason = "the inputs are not one tensor of real numbers, so they have no mean"
+        elif self._scatter.shape not in (None, tuple(step.inputs.shape[1:])):
+            self._reason = "the inputs are not all of one shape, so they have no mean"
+        else:
+            self._scatter.add(step.inputs.detach(), step.labels)
+
+    def value(self, found: Found) -> Gaussians:
+        if self._reason:
+            raise NotGathered(self._reason)
+        return self._scatter.moments()
+
+
+class ClassScatter:
+    """Gathers the moments of examples that come in batches.
+
+    Args:
+        gaussians: how many a class. With several, k-means on the first examples of a class decides which one an example
+            belongs to.
+        covariance: one for every "class" (every Gaussian), or one "shared" by all.
+    """
+
+    def __init__(self, gaussians: int = 1, covariance: Covariance = "class") -> None:
+        self.shape: tuple[int, ...] | None = None
+        self._gaussians, self._covariance = gaussians, covariance
+        self._classes: dict[int, _Parts] = {}
+
+    def add(self, x: Tensor, labels: Tensor | None) -> None:
+        """A batch. Without labels, all examples are of one class, NO_CLASS."""
+        self.shape = tuple(x.shape[1:])
+        x = x.reshape(len(x), -1)
+        x = x.cpu() if x.device.type == "mps" else x  # which has no float64
+        if labels is None:
+            labels = torch.full((len(x),), NO_CLASS)
+        labels = labels.to(x.device)
+        for label in labels.unique().tolist():
+            if label not in self._classes:
+                self._classes[label] = _Parts(self._gaussians, self.shape, x.device)
+            self._classes[label].add(x[labels == label])
+
+    def moments(self) -> Gaussians:
+        """Of everything that was added."""
+        assert self.shape is not None
+        found: list[tuple[int, Scatter]] = []
+        for label in sorted(self._classes):
+            self._classes[label].settle()
+            found += [(label, scatter) for scatter in self._classes[label].scatters if scatter.count]
+        scatters = [scatter for _, scatter in found]
+        spread = self._spread(scatters)
+        residual, in_cosines = _folded_away(spread)
+        return Gaussians(
+            classes=torch.tensor([label for label, _ in found]),
+            counts=torch.tensor([scatter.count for scatter in scatters]),
+            means=torch.stack([scatter.mean for scatter in scatters]).cpu(),
+            covariances=tuple(scatter.covariance().to(device=torch.device("cpu")) for scatter in spread),
+            shape=self.shape,
+            residual=residual,
+            in_cosines=in_cosines,
+        )
+
+    def _spread(self, scatters: list[Scatter]) -> list[Scatter]:
+        """The scatters that become covariances."""
+        if self._covariance == "class":
+            return scatters
+        pooled = Scatter(scatters[0].shape, scatters[0].mean.device)
+        for scatter in scatters:
+            pooled.add_scatter(scatter)
+        return [pooled]
+
+
+class _Parts:
+    """The examples of one class among several Gaussians."""
+
+    def __init__(self, parts: int, shape: tuple[int, ...], device: torch.device):
+        self.scatters = [Scatter(shape, device) for _ in range(parts)]
+        self._waiting: list[Tensor] = []
+        self._centres: Tensor | None = None
+
+    def add(self, x: Float[Tensor, "n d"]) -> None:
+        if len(self.scatters) == 1:
+            self.scatters[0].add(x)
+        elif self._centres is None:
+            self._waiting.append(x)
+            if sum(map(len, self._waiting)) >= CLUSTERED:
+                self.settle()
+        else:
+            nearest = torch.cdist(x.double(), self._centres).argmin(1)
+            for k in nearest.unique().tolist():
+                self.scatters[k].add(x[nearest == k])
+
+    def settle(self) -> None:
+        """Place the examples that wait for centres."""
+        if self._waiting:
+            x, self._waiting = torch.cat(self._waiting), []
+            self._centres = centres(x.double(), len(self.scatters))
+            self.add(x)
+
+
+def centres(x: Float[Tensor, "n d"], k: int) -> Float[Tensor, "m d"]:
+    """Centres of k clusters by k-means, always the same for the same x; fewer than k if x has fewer different rows."""
+    try:
+        from sklearn.cluster import KMeans
+    except ImportError as error:
+        raise ValueError("several Gaussians a class need scikit-learn, got none: pip install scikit-learn") from error
+    different = len(x.unique(dim=0))
+    found = KMeans(min(k, different), n_init=1, random_state=0).fit(x.cpu().numpy())
+    return torch.from_numpy(found.cluster_centers_).to(x)
+
+
+def _folded_away(scatters: list[Scatter]) -> tuple[Tensor | None, bool]:
+    """The residual of moments whose directions are not all there; None if nothing is lost."""
+    found = [scatter.folded_away() for scatter in scatters]  # of one width: all exact, or none
+    lost = [one for one in found if one is not None]
+    if not any(bool(one.any()) for one in lost):
+        return None, False
+    entries, of_cosines = torch.stack(lost, 1).cpu()
+    return nearer_to_diagonal(entries, of_cosines)

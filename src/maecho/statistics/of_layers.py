@@ -1,0 +1,100 @@
+"""Statistics that are one symmetric matrix a layer: how such matrices are checked and moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from maecho.errors import UploadError
+from maecho.linalg.spectra import Spectrum
+from maecho.linalg.symmetric import Diagonal
+from maecho.network.layers import Layer
+from maecho.network.spaces import Move
+from maecho.statistics.statistic import Carrier, Statistic
+
+
+Matrix = TypeVar("Matrix", bound=Spectrum | Diagonal)
+
+
+class OfLayers(Statistic):
+    """A statistic with one symmetric matrix a layer."""
+
+    kind = Spectrum
+    by_name = True
+    largest: ClassVar[float] = float("inf")
+    """The largest eigenvalue that it may have."""
+    of_outputs: ClassVar[bool] = False
+    """Whether the matrices are as wide as the outputs of their layers, not as the inputs."""
+
+    def check(self, value: Any, carrier: Carrier) -> Any:
+        """One for every layer, of the layer's size, symmetric, with eigenvalues from 0 to `largest`.
+
+        A plain d by d matrix is brought into factored form.
+        """
+        by_name = {layer.name: layer for layer in carrier.layers}
+        what = f"{carrier.client}: {self.name}"
+        for name in sorted(by_name.keys() ^ value.keys()):
+            expected, came = ("one", "none") if name in by_name else ("none, there is no such layer", "one")
+            raise UploadError(f"{what} of {name!r}: expected {expected}, got {came}")
+        return {
+            name: check_matrix(f"{what} of {name!r}", matrix, *self._shape(by_name[name], carrier), self.largest)
+            for name, matrix in value.items()
+        }
+
+    def _shape(self, layer: Layer, carrier: Carrier) -> tuple[int, int, bool]:
+        """Groups, width, and whether the matrix is a diagonal."""
+        groups, out, d = layer.shape(carrier.weights)
+        return groups, out if self.of_outputs else d, layer.one_hot and not self.of_outputs
+
+    def moved(self, value: Any, carrier: Carrier, move: Move) -> Any:
+        out = dict(value)
+        for layer in move.layers(carrier.layers, outputs=self.of_outputs):
+            if layer.name in out:
+                carry = move.outputs if self.of_outputs else move.inputs
+                out[layer.name] = carry(out[layer.name], layer)
+        return out
+
+
+def for_layers(client: str, layers: Iterable[Layer], make: Callable[[Layer], Matrix]) -> dict[str, Matrix]:
+    """A matrix for each layer. Raises UploadError, with the layer's name, where the data made it unsound."""
+    made = {}
+    for layer in layers:
+        try:
+            made[layer.name] = make(layer)
+        except ValueError as error:
+            raise UploadError(f"{client}: what reaches layer {layer.name!r} must be {error}") from error
+    return made
+
+
+def check_matrix(what: str, matrix: Any, groups: int, d: int, diagonal: bool, largest: float) -> Any:
+    """A symmetric matrix of this size, from a factored or a plain one. `what` begins the sentence of an error."""
+    if isinstance(matrix, Tensor):
+        matrix = _factored(what, matrix)
+    if not isinstance(matrix, Spectrum | Diagonal):
+        raise UploadError(f"{what} must be a Spectrum or a matrix, got {type(matrix).__name__}")
+    if isinstance(matrix, Diagonal) and not diagonal:
+        raise UploadError(f"{what} must have eigenvectors, got eigenvalues alone")
+    wrong = matrix.malformed()
+    if wrong:
+        raise UploadError(f"{what} must be {wrong}")
+    got = (matrix.values.shape[0], matrix.width)
+    if got != (groups, d):
+        raise UploadError(
+            f"{what} must be {d}x{d} in {groups} group(s) to match its weight, got {got[1]}x{got[1]} in {got[0]}"
+        )
+    wrong = matrix.complaint(largest)
+    if wrong:
+        raise UploadError(f"{what} must be {wrong}")
+    return matrix
+
+
+def _factored(what: str, matrix: Tensor) -> Spectrum:
+    if matrix.dim() not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
+        raise UploadError(f"{what} must be a square matrix, got shape {tuple(matrix.shape)}")
+    try:
+        return Spectrum.of_dense(matrix.reshape(-1, *matrix.shape[-2:])).to(dtype=torch.float32)
+    except ValueError as error:
+        raise UploadError(f"{what} must be {error}") from error
