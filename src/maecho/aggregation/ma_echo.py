@@ -147,7 +147,7 @@ class MAEcho:
 
     def _for(self, upload: Upload, counted: bool) -> MAEcho:
         """With every None filled in; `counted`: all clients count their classes."""
-        convolutions = any(upload.weights[layer.weight].dim() > 2 for layer in upload.layers)
+        convolutions = any(layer.convolution for layer in upload.layers)
         released = self.form == "released"
         counted = counted and upload.head is not None
         normalise = released and convolutions and self.solver == "iterate"

@@ -189,6 +189,6 @@ class PFNM(FedMA):
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         first = uploads[0]
         for layer in first.layers:
-            if first.weights[layer.weight].dim() != 2 or layer.transposed:
+            if not layer.dense:
                 raise UploadError(f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma")
         return super().__call__(uploads)

@@ -25,7 +25,8 @@ from maecho.alignment.responses import Responses
 from maecho.errors import UploadError
 from maecho.linalg.spectra import Spectrum
 from maecho.network.layers import Layer
-from maecho.network.spaces import Place, Space, Spaces, check, derive, take
+from maecho.network.spaces import Place, Space, Spaces, check, take
+from maecho.network.tracing import derive
 from maecho.options import POSITIVE, number, one_of
 from maecho.statistics.gaussians import Moments
 from maecho.upload.cohort import Cohort
@@ -157,7 +158,7 @@ def rows_of(
     waiting: list[Tensor] = []
     for place in space.places:
         layer = layers.get(place.tensor)
-        if layer is None or place.axis != int(layer.transposed):
+        if layer is None or place.axis != layer.out_axis:
             continue
         rows = layer.matrix(weights).flatten(0, 1)
         (waiting if (place.tensor, 1 - place.axis) in open_axes else found).append(rows)
@@ -182,13 +183,13 @@ def move(upload: Upload, space: Space, M: Float[Tensor, "new old"]) -> Upload:
         layer = layers.get(place.tensor)
         if layer is None:
             continue
-        if place.axis == int(layer.transposed) and layer.name in gradients:
+        if place.axis == layer.out_axis and layer.name in gradients:
             gradients[layer.name] = _carry_outputs(gradients[layer.name], layer, M, order)
-        if layer.groups == 1 and place.axis == int(layer.transposed):
+        if layer.groups == 1 and place.axis == layer.out_axis:
             continue
         if targets is not None and layer.name == upload.head:
-            columns = upload.weights[layer.weight].shape[1]
-            own = carry(targets[:, :columns], place, M, order)
+            columns = targets.shape[1] - (layer.bias is not None)
+            own = carry(targets[:, :columns], Place(layer.weight, 1, columns // space.size), M, order)
             targets = torch.cat([own, targets[:, columns:]], 1)
         if layer.name in features:
             features[layer.name] = _carry_moments(features[layer.name], layer, space.size, M, order)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from maecho.echo.client import RelayClient
 from maecho.echo.correction import Correction
 from maecho.echo.messages import Message
-from maecho.network.units import Plan, Unit
+from maecho.network.stages import Plan
+from maecho.network.units import Unit
 from maecho.options import number, one_of
 from maecho.synthesis.pseudo import NOISES, Noise, PseudoInputs, seed_for
 from maecho.upload.cohort import Cohort, Source

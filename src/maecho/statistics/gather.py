@@ -7,7 +7,7 @@ forward only, unless statistics of gradients are asked for. Sums are float64, so
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from maecho.errors import UploadError
 from maecho.linalg import recursion
 from maecho.linalg.recursion import MeanRecursion
 from maecho.linalg.spectra import Spectrum
-from maecho.network import layers
+from maecho.network import kinds, layers
 from maecho.network.directions import Labels
 from maecho.network.forward import check_labels, forward
+from maecho.network.hooks import watching
 from maecho.statistics.features import Features
 from maecho.statistics.gaussians import Moments
 from maecho.statistics.gradients import Gradients
@@ -77,30 +78,25 @@ def gather(
     backward = Gradients(model, architecture, wanted, labels, generator, client)
     graph = not wanted.isdisjoint(OF_GRADIENTS)
     targets = Targets()
-    inputs = {layer.name: _Inputs(wanted, layer.transposed) for layer in architecture.layers.values()}
+    inputs = {layer.name: _Inputs(wanted, layer.one_hot) for layer in architecture.layers.values()}
     order: dict[str, None] = {}
     examples, labelled, outputs = 0, True, None
     class_counts: Tensor | None = None
     scatter, features = scatter or ClassScatter(), features or Features(model, architecture)
     notes: dict[str, str] = {}
 
-    def watch(name: str) -> Callable[..., None]:
+    def look(name: str, module: nn.Module, x: Tensor) -> None:
+        if backward.busy or features.busy:
+            return
         layer = architecture.layers[name]
+        order.setdefault(layer.name)
+        inputs[layer.name].add(module, layer, x)
+        if "features" in wanted:
+            features.see(layer.name, x)
+        if "targets" in wanted and layer.name == next(reversed(order)):
+            targets.see(module, layer, x)
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if backward.busy or features.busy:
-                return
-            order.setdefault(layer.name)
-            x = args[0] if args else kwargs["input"]
-            inputs[layer.name].add(module, layer, x)
-            if "features" in wanted:
-                features.see(layer.name, x)
-            if "targets" in wanted and layer.name == next(reversed(order)):
-                targets.see(module, layer, x)
-
-        return hook
-
-    with _hooks(model, architecture.layers, watch), backward.watching() if graph else contextlib.nullcontext():
+    with watching(model, architecture.layers, look), backward.watching() if graph else contextlib.nullcontext():
         for step in forward(model, batches, f"{client}: statistics", progress, graph):
             examples += step.size
             labelled = labelled and step.labels is not None
@@ -173,31 +169,29 @@ class _Inputs:
 
     def add(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
         x = x.detach()
-        if x.dim() == 1:
-            x = x.unsqueeze(0)  # one example without a batch axis
-        for piece in x.split(layers.examples_at_once(module, x)):
+        if kinds.unbatched(module, x):
+            x = x.unsqueeze(0)
+        for piece in x.split(kinds.examples_at_once(module, x)):
             self._add_gram(module, layer, piece)
-        if "projector" in self._wanted and not layer.transposed:
+        if "projector" in self._wanted and not layer.one_hot:
             for piece in x.split(recursion.MEAN_OF):
                 self._add_mean(module, layer, piece)
 
     def _add_gram(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
-        if "gram" not in self._wanted and not layer.transposed:
+        if "gram" not in self._wanted and not layer.one_hot:
             return
-        found = layers.rows(module, x)
-        if not found.is_floating_point():
-            d = module.get_parameter("weight").shape[0]
-            gram = found[0].bincount(minlength=d).double().unsqueeze(0).cpu()
+        found = kinds.rows(module, x)
+        if layer.one_hot:
+            gram = found[0].bincount(minlength=kinds.inputs(module)).double().unsqueeze(0).cpu()
         else:
             found = layers.complete(found, layer)
             gram = found.mT @ found
         self._gram = gram if self._gram is None else self._gram.add_(gram)
 
     def _add_mean(self, module: nn.Module, layer: layers.Layer, x: Tensor) -> None:
-        means = layers.complete(layers.mean_rows(module, x), layer)
+        means = layers.complete(kinds.mean_rows(module, x), layer)
         if self._mean is None:
-            convolution = hasattr(module, "kernel_size")
-            damping = recursion.DAMPING_CONVOLUTION if convolution else recursion.DAMPING
+            damping = recursion.DAMPING_CONVOLUTION if layer.convolution else recursion.DAMPING
             self._mean = MeanRecursion(means.shape[0], means.shape[2], damping)
         self._mean.add(means.cpu())  # a long chain of small products, which a GPU is no good at
 
@@ -228,13 +222,3 @@ class _Inputs:
 def _count(y: Tensor, classes: int, client: str) -> Tensor:
     check_labels(y, classes, client)
     return y.cpu().bincount(minlength=classes)
-
-
-@contextlib.contextmanager
-def _hooks(model: nn.Module, names: Iterable[str], make: Callable[[str], Callable[..., None]]) -> Iterator[None]:
-    handles = [model.get_submodule(name).register_forward_pre_hook(make(name), with_kwargs=True) for name in names]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

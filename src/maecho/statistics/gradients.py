@@ -13,18 +13,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maecho.errors import UploadError
 from maecho.linalg.spectra import Spectrum
-from maecho.network import layers
+from maecho.network import kinds, layers
 from maecho.network.directions import Directions, Labels
 from maecho.network.forward import Pass, check_labels
+from maecho.network.hooks import watching
 from maecho.network.per_example import CHUNK, LongWay, squares, token_squares
 
 
@@ -38,8 +38,7 @@ class Call:
     z: Tensor
 
     def examples_first(self, n: int) -> bool:
-        axes = 1 if self.layer.transposed else 2 + len(getattr(self.module, "kernel_size", ()))
-        return self.x.dim() >= axes and len(self.x) == len(self.z) == n
+        return kinds.examples_first(self.module, self.x, self.z, n)
 
 
 class Gradients:
@@ -77,29 +76,20 @@ class Gradients:
     def watching(self) -> Iterator[None]:
         """Every parameter differentiable, a hook behind every layer; afterwards all is as it was."""
         frozen = [p for p in self._parameters.values() if not p.requires_grad]
-        handles = [
-            self._model.get_submodule(name).register_forward_hook(self._hook(layer), with_kwargs=True)
-            for name, layer in self._architecture.layers.items()
-        ]
         try:
             for p in frozen:
                 p.requires_grad_(True)
-            yield
+            with watching(self._model, self._architecture.layers, after=self._keep):
+                yield
         finally:
             for p in frozen:
                 p.requires_grad_(False)
-            for handle in handles:
-                handle.remove()
 
-    def _hook(self, layer: layers.Layer) -> Callable[..., Tensor | None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor | None:
-            if self.busy or not z.requires_grad:
-                return None
-            x = args[0] if args else kwargs["input"]
-            self._calls.append(Call(layer, module, x.detach(), z))
-            return z.clone()  # what follows may change it in place, and gradients are wanted of what it was
-
-        return hook
+    def _keep(self, name: str, module: nn.Module, x: Tensor, z: Tensor) -> Tensor | None:
+        if self.busy or not z.requires_grad:
+            return None
+        self._calls.append(Call(self._architecture.layers[name], module, x.detach(), z))
+        return z.clone()  # what follows may change it in place, and gradients are wanted of what it was
 
     def add(self, step: Pass) -> None:
         calls, self._calls = self._calls, []
@@ -190,21 +180,21 @@ class Gradients:
             return F, total
         places = sum(delta[0].numel() // (groups * out) for _, delta in used)
         entries = groups * d * (places if places == 1 else max(places, out))
-        size = n if layer.transposed else max(1, CHUNK // entries)
+        size = n if layer.one_hot else max(1, CHUNK // entries)
         for start in range(0, n, size):
             rows, gone = [], []
             for call, delta in used:
                 piece = slice(start, start + size)
-                found, g = layers.rows(call.module, call.x[piece]), layers.output_rows(call.module, delta[piece])
+                found, g = kinds.rows(call.module, call.x[piece]), kinds.output_rows(call.module, delta[piece])
                 count = len(call.x[piece])
-                if not layer.transposed:
+                if not layer.one_hot:
                     found = layers.complete(found, layer)
                 g = (g.cpu() if g.device.type == "mps" else g).double()
                 rows.append(found.reshape(groups, count, found.shape[1] // count, *found.shape[2:]))
                 gone.append(g.reshape(groups, count, -1, out))
             x, g = torch.cat(rows, 2), torch.cat(gone, 2)
-            padding = getattr(own[0].module, "padding_idx", None)
-            parts = token_squares(x[0].to(g.device), g[0], d, padding) if layer.transposed else squares(x, g)
+            padding = kinds.frozen_token(own[0].module)
+            parts = token_squares(x[0].to(g.device), g[0], d, padding) if layer.one_hot else squares(x, g)
             F += parts[0].cpu()
             total += parts[1].cpu()
         return F, total
@@ -227,7 +217,7 @@ class Gradients:
         for call in calls:
             delta = deltas[id(call)]
             if delta is not None:
-                g = layers.output_rows(call.module, delta)
+                g = kinds.output_rows(call.module, delta)
                 g = (g.cpu() if g.device.type == "mps" else g).double()
                 B, name = g.mT @ g, call.layer.name
                 self._grams[name] = self._grams[name].add_(B) if name in self._grams else B

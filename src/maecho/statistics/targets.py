@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from maecho.network import layers
+from maecho.network import kinds, layers
 from maecho.network.forward import Pass, check_labels
 
 
@@ -27,7 +27,7 @@ class Targets:
         """What reaches a layer; of one batch the last counts."""
         same = self._seen is not None and self._seen[0] == layer.name
         self._uses = self._uses + 1 if same else 1
-        found = layers.rows(module, x.detach())
+        found = kinds.rows(module, x.detach())
         self._seen = (layer.name, layers.complete(found, layer) if found.is_floating_point() else found)
 
     def add(self, step: Pass, client: str) -> None:

@@ -37,14 +37,9 @@ def weights(upload: Upload) -> None:
         if kept not in upload.weights:
             raise UploadError(f"{client}: {alias!r} must be tied to a weight, got {kept!r}, which is not there")
     for layer in upload.layers:
-        for part, axes in ((layer.weight, 2), (layer.bias, 1)):
-            if part is not None and part not in upload.weights:
-                raise UploadError(f"{client}: layer {layer.name!r} must have its weight {part!r}, got none")
-            if part is not None and upload.weights[part].dim() < axes:
-                shape = tuple(upload.weights[part].shape)
-                raise UploadError(
-                    f"{client}: {part!r} must have at least {axes} axes to be read as a matrix, got {shape}"
-                )
+        wrong = layer.complaint({name: tensor.shape for name, tensor in upload.weights.items()})
+        if wrong:
+            raise UploadError(f"{client}: {wrong}")
     if upload.head is not None and upload.head not in {layer.name for layer in upload.layers}:
         raise UploadError(f"{client}: the head must be one of its layers, got {upload.head!r}")
 
@@ -69,7 +64,7 @@ def spectra(upload: Upload, kind: str, found: Mapping[str, Spectrum | Tensor]) -
         spectrum = _from_dense(f"{client}: {kind} of {name!r}", one) if isinstance(one, Tensor) else one
         if not isinstance(spectrum, Spectrum):
             raise UploadError(f"{client}: {kind} of {name!r} must be a Spectrum or a matrix, got {type(one).__name__}")
-        if spectrum.basis is None and (of_outputs or not layers[name].transposed):
+        if spectrum.basis is None and (of_outputs or not layers[name].one_hot):
             raise UploadError(f"{client}: {kind} of {name!r} must have eigenvectors, got eigenvalues alone")
         wrong = spectrum.malformed()
         if wrong:

@@ -14,7 +14,8 @@ from maecho.errors import UploadError
 from maecho.linalg import recursion
 from maecho.network import layers
 from maecho.network.directions import LABELS, Labels
-from maecho.network.spaces import Spaces, derive
+from maecho.network.spaces import Spaces
+from maecho.network.tracing import derive
 from maecho.privacy import Privacy
 from maecho.statistics.features import Features
 from maecho.statistics.gather import DEFAULT_STATISTICS, STATISTICS, gather
@@ -176,4 +177,4 @@ def _head(order: tuple[layers.Layer, ...], weights: dict[str, Tensor], outputs: 
     if not order or outputs is None:
         return None
     groups, out, _ = order[-1].shape(weights)
-    return order[-1].name if groups == 1 and out == outputs and not order[-1].transposed else None
+    return order[-1].name if groups == 1 and out == outputs and not order[-1].one_hot else None
