@@ -23,8 +23,8 @@ from maecho.echo.fit import Regression, repaired
 from maecho.echo.observation import observe
 from maecho.network.attention import split
 from maecho.network.forward import forward
+from maecho.network.stages import plan
 from maecho.network.units import network as units
-from maecho.network.units import plan
 from maecho.privacy import normal
 from maecho.statistics.noise import InputSums
 from maecho.upload import inspection

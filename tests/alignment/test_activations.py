@@ -15,7 +15,8 @@ from maecho import UploadError
 from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.alignment.responses import Responses, common_inputs
 from maecho.alignment.transport import Alignment
-from maecho.network.spaces import Place, Space, derive, permute
+from maecho.network.spaces import Place, Space, permute
+from maecho.network.tracing import derive
 from support.clients import batches, clients, network, rng
 from support.contract import close
 from support.networks import NETWORKS, copies

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import maecho
 from maecho.linalg import recursion
 from maecho.linalg.recursion import MeanRecursion
-from maecho.network.layers import rows
+from maecho.network.kinds import rows
 from maecho.statistics.gather import STATISTICS
 from maecho.statistics.gaussians import NO_CLASS
 from maecho.statistics.scatter import SKETCH, ClassScatter, Scatter
@@ -228,7 +228,7 @@ def test_layers_come_in_order_of_execution_and_those_that_never_ran_have_rank_0(
 def test_a_wide_convolution_is_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)), torch.randn(7, 2, 6, 6, generator=rng())
     whole = make_upload(model, [x], "a", rank=None).grams["0"].dense()
-    monkeypatch.setattr("maecho.network.layers.CHUNK", 1)
+    monkeypatch.setattr("maecho.network.kinds.CHUNK", 1)
     torch.testing.assert_close(make_upload(model, [x], "a", rank=None).grams["0"].dense(), whole)
     assert rows(model[0], x).shape == (1, 7 * 36, 18)
 

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 import maecho
 from maecho.lab.networks import mlp
-from maecho.network.spaces import derive, permute
+from maecho.network.spaces import permute
+from maecho.network.tracing import derive
 from support.clients import rng
 
 

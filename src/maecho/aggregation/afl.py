@@ -57,10 +57,9 @@ class AFL:
             if self.backbone == "shared":
                 _check_shared(first, upload)
             assert upload.head is not None  # an upload with targets has one
-            assert upload.targets is not None
-            G = upload.grams[upload.head]
+            G = upload.statistics["gram"][upload.head]
             add_into(grams, upload.head, G.total())
-            targets = targets + G.map(torch.ones_like).after(upload.targets.double().unsqueeze(0))
+            targets = targets + G.map(torch.ones_like).after(upload.statistics["targets"].double().unsqueeze(0))
         assert first is not None
         weights = mean.weights()
         (name, gram), *_ = grams.items()

@@ -62,7 +62,7 @@ class ClassAwareHead:
         self._weight: Tensor | None = None
 
     def add(self, upload: Upload) -> None:
-        counts = upload.class_counts
+        counts = upload.statistics.get("classes")
         if upload.head is None or counts is None:
             raise UploadError(
                 f"{upload.client}: a class-aware head needs class counts and a last layer of one row a class, "

@@ -207,11 +207,11 @@ class DENSE:
         """The shape of one input, and what brings the generator's numbers into the range of the data."""
         shape = self.input_shape
         for upload in uploads if self.needs else ():
-            assert upload.moments is not None
-            shape = shape or upload.moments.shape
-            if upload.moments.shape != shape:
+            shape = shape or upload.statistics["moments"].shape
+            got = upload.statistics["moments"].shape
+            if got != shape:
                 whose = "input_shape says" if self.input_shape else f"{uploads[0].client}'s are"
-                raise UploadError(f"{upload.client}: inputs must be {shape} as {whose}, got {upload.moments.shape}")
+                raise UploadError(f"{upload.client}: inputs must be {shape} as {whose}, got {got}")
         assert shape is not None
         if self._scale == "unit":
             return shape, nn.Sigmoid()
@@ -220,7 +220,7 @@ class DENSE:
 
 def _pooled(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     """Mean and spread of every pixel or feature, over all clients and classes."""
-    moments = [upload.moments for upload in uploads if upload.moments is not None]
+    moments = [upload.statistics["moments"] for upload in uploads if upload.statistics["moments"] is not None]
     counts = torch.cat([m.counts.double().cpu() for m in moments])
     p = counts / counts.sum()
     means = torch.cat([m.means.double().cpu() for m in moments])

@@ -49,12 +49,12 @@ class Fisher:
         for upload in uploads:
             first = first or upload
             mean.add(upload)
-            for name in sorted(first.fisher.keys() ^ upload.fisher.keys()):
-                expected, got = ("one", "none") if name in first.fisher else ("none", "one")
+            for name in sorted(first.statistics["fisher"].keys() ^ upload.statistics["fisher"].keys()):
+                expected, got = ("one", "none") if name in first.statistics["fisher"] else ("none", "one")
                 raise UploadError(
                     f"{upload.client}: fisher of {name!r}: expected {expected} as in {first.client}, got {got}"
                 )
-            for name, one in upload.fisher.items():
+            for name, one in upload.statistics["fisher"].items():
                 F = one.double() / (1 if self.weighting == "examples" else upload.examples)
                 WF = upload.weights[name].double() * F
                 fishers[name] = fishers[name].add_(F) if name in fishers else F

@@ -133,7 +133,11 @@ class SharedEcho:
     """
 
     def __init__(
-        self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum | Diagonal], steps: Steps
+        self,
+        start: Float[Tensor, "g o d"],
+        local: Sequence[Tensor],
+        spectra: Sequence[Spectrum | Diagonal],
+        steps: Steps,
     ):
         self._steps, self._local = steps, local
         self._U = Columns(spectra, start.dtype)
@@ -182,7 +186,11 @@ class SeparateEcho:
     """Every V_i by itself, as Norm needs."""
 
     def __init__(
-        self, start: Float[Tensor, "g o d"], local: Sequence[Tensor], spectra: Sequence[Spectrum | Diagonal], steps: Steps
+        self,
+        start: Float[Tensor, "g o d"],
+        local: Sequence[Tensor],
+        spectra: Sequence[Spectrum | Diagonal],
+        steps: Steps,
     ):
         self._steps = steps
         self._W, self._V = start, list(local)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from maecho.aggregation.average import Mean
 from maecho.linalg.spectra import Spectrum
-from maecho.linalg.symmetric import Diagonal
 from maecho.linalg.sylvester import Sylvester
+from maecho.linalg.symmetric import Diagonal
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
 from maecho.upload.merged import Merged, assemble
@@ -72,7 +72,7 @@ class Kronecker:
             mean.add(upload)
             share = 1 / upload.examples ** (1 if self.weighting == "examples" else 2)
             for layer in upload.layers:
-                A, B = upload.grams[layer.name], upload.gradients[layer.name]
+                A, B = upload.statistics["gram"][layer.name], upload.statistics["gradients"][layer.name]
                 B = Spectrum(B.values * share, B.basis)
                 equation = equations.setdefault(layer.name, Sylvester())
                 a, b = self._shift(A, upload.examples), self._shift(B, upload.examples * share)

@@ -148,7 +148,7 @@ class MAEcho:
 
     def _for(self, upload: Upload, counted: bool) -> MAEcho:
         """With every None filled in; `counted`: all clients count their classes."""
-        convolutions = any(upload.weights[layer.weight].dim() > 2 for layer in upload.layers)
+        convolutions = any(layer.convolution for layer in upload.layers)
         released = self.form == "released"
         counted = counted and upload.head is not None
         normalise = released and convolutions and self.solver == "iterate"
@@ -177,9 +177,11 @@ class MAEcho:
 
     def spectrum(self, upload: Upload, layer: str) -> Spectrum | Diagonal:
         """P of one client and layer."""
+        G: Spectrum | Diagonal
         if self._projector == "batch-mean":
-            return upload.projectors[layer]
-        G = upload.grams[layer]
+            P: Spectrum | Diagonal = upload.statistics["projector"][layer]
+            return P
+        G = upload.statistics["gram"][layer]
         z = self.damping * float(G.values.sum()) / (G.values.shape[0] * G.width)
         return projector(G, z) if z else G
 

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maecho.alignment.transport import Alignment, carry, rows_of
+from maecho.alignment.transport import Alignment, rows_of
 from maecho.errors import UploadError
-from maecho.network.spaces import Space
+from maecho.network.spaces import Space, carry
 from maecho.options import POSITIVE, number, one_of
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
@@ -189,6 +189,6 @@ class PFNM(FedMA):
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         first = uploads[0]
         for layer in first.layers:
-            if first.weights[layer.weight].dim() != 2 or layer.transposed:
+            if not layer.dense:
                 raise UploadError(f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma")
         return super().__call__(uploads)

@@ -47,7 +47,7 @@ class RegMean:
             first = first or upload
             mean.add(upload)
             for layer in upload.layers:
-                G = upload.grams[layer.name].total().shrunk(self.shrink)
+                G = upload.statistics["gram"][layer.name].total().shrunk(self.shrink)
                 add_into(products, layer.name, G.after(layer.matrix(upload.weights).double()))
                 add_into(grams, layer.name, G)
         assert first is not None

@@ -9,6 +9,7 @@ order of the neurons before it: no map has to be carried on for these distances.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from maecho.errors import UploadError
+from maecho.network import kinds
 from maecho.network.attention import copied, slow_path
 from maecho.network.forward import forward
-from maecho.network.layers import output_rows, read
+from maecho.network.hooks import After, watching
+from maecho.network.layers import read
 from maecho.network.spaces import Space
 from maecho.synthesis.pseudo import PseudoInputs, seed_for
 from maecho.upload.upload import Upload
@@ -41,10 +44,9 @@ def common_inputs(
     everyone = sum(upload.examples for upload in uploads)
     found = []
     for upload in sorted(uploads, key=lambda upload: upload.client):
-        assert upload.moments is not None
         draws = round(probes * upload.examples / everyone)
         own_seed = seed_for(seed, upload.client)
-        found.append((upload.client, PseudoInputs(upload.moments, draws, CHUNK, own_seed, dtype)))
+        found.append((upload.client, PseudoInputs(upload.statistics["moments"], draws, CHUNK, own_seed, dtype)))
     return found
 
 
@@ -82,12 +84,13 @@ class Responses:
         """Of the upload's neurons from the reference's, for every space."""
         self._pair.own.load_state_dict(upload.state_dict())
         squares: list[Tensor | None] = [None] * len(self._spaces)
-        for _ in self._runs():
-            for k, space in enumerate(self._spaces):
-                for own, theirs in self._pair.outputs(k, space.size):
-                    part = _squares(own, theirs)
-                    before = squares[k]
-                    squares[k] = part if before is None else before + part
+        with slow_path(), self._pair.watching():
+            for _ in self._runs():
+                for k, space in enumerate(self._spaces):
+                    for own, theirs in self._pair.outputs(k, space.size):
+                        part = _squares(own, theirs)
+                        before = squares[k]
+                        squares[k] = part if before is None else before + part
         found = []
         for space, total in zip(self._spaces, squares, strict=True):
             if total is None:
@@ -105,11 +108,10 @@ class Responses:
 
     def _runs(self) -> Iterator[None]:
         """Both networks on all common inputs, a chunk at a time."""
-        with slow_path():
-            for client, inputs in self._inputs:
-                for _ in forward(self._pair, inputs, client, progress=False):
-                    yield
-                    self._pair.forget()
+        for client, inputs in self._inputs:
+            for _ in forward(self._pair, inputs, client, progress=False):
+                yield
+                self._pair.forget()
 
 
 class _Pair(nn.Module):
@@ -123,21 +125,27 @@ class _Pair(nn.Module):
             [
                 name
                 for name, layer in layers.items()
-                if any((p.tensor, p.axis) == (layer.weight, int(layer.transposed)) for p in space.places)
+                if any((p.tensor, p.axis) == (layer.weight, layer.out_axis) for p in space.places)
             ]
             for space in spaces
         ]
         self._seen: dict[tuple[nn.Module, str], list[Tensor]] = {}
-        for network in (own, theirs):
-            for name in {name for names in self._feeding for name in names}:
-                self._watch(network, name)
 
-    def _watch(self, network: nn.Module, name: str) -> None:
-        def keep(module: nn.Module, _inputs: object, output: Tensor) -> None:
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, what the layers give out is kept until `forget`."""
+        names = list(dict.fromkeys(name for feeding in self._feeding for name in feeding))
+        with contextlib.ExitStack() as stack:
+            for network in (self.own, self.theirs):
+                stack.enter_context(watching(network, names, after=self._keeper(network)))
+            yield
+
+    def _keeper(self, network: nn.Module) -> After:
+        def keep(name: str, module: nn.Module, x: Tensor, z: Tensor) -> None:
             # A copy: an activation after it may work in place.
-            self._seen.setdefault((network, name), []).append(output_rows(module, output.detach()).clone())
+            self._seen.setdefault((network, name), []).append(kinds.output_rows(module, z.detach()).clone())
 
-        network.get_submodule(name).register_forward_hook(keep)
+        return keep
 
     def forward(self, x: Tensor) -> None:
         self.own(x)

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from maecho.alignment.responses import Responses
 from maecho.errors import UploadError
-from maecho.linalg.spectra import Spectrum
 from maecho.network.layers import Layer
-from maecho.network.spaces import Place, Space, Spaces, check, derive, take
+from maecho.network.spaces import Move, Space, Spaces, check
+from maecho.network.tracing import derive
 from maecho.options import POSITIVE, number, one_of
-from maecho.statistics.gaussians import Moments
+from maecho.statistics import STATISTICS
 from maecho.upload.cohort import Cohort
 from maecho.upload.skeleton import skeleton
 from maecho.upload.upload import Upload
@@ -116,16 +116,16 @@ class Alignment:
         settled: set[tuple[str, int]] = set()
         inner = {(place.tensor, place.axis) for space in spaces for place in space.places}
         distances = None if responses is None else responses.distances(upload)
-        moved = upload
+        aligned = upload
         for k, space in enumerate(spaces):
             if distances is None:
-                rows = [rows_of(u.layers, u.weights, space, inner - settled) for u in (reference, moved)]
+                rows = [rows_of(u.layers, u.weights, space, inner - settled) for u in (reference, aligned)]
                 cost = torch.cdist(rows[1].double(), rows[0].double())
             else:
                 cost = distances[k]
-            moved = move(moved, space, self._match(cost))
+            aligned = moved(aligned, Move(space, self._match(cost)))
             settled |= {(place.tensor, place.axis) for place in space.places}
-        return replace(moved, recipe={**upload.recipe, "aligned_to": reference.client})
+        return replace(aligned, recipe={**upload.recipe, "aligned_to": reference.client})
 
     def _match(self, cost: Float[Tensor, "own theirs"]) -> Float[Tensor, "theirs own"]:
         """M: row a says of which own neurons the reference's neuron a is made."""
@@ -157,7 +157,7 @@ def rows_of(
     waiting: list[Tensor] = []
     for place in space.places:
         layer = layers.get(place.tensor)
-        if layer is None or place.axis != int(layer.transposed):
+        if layer is None or place.axis != layer.out_axis:
             continue
         rows = layer.matrix(weights).flatten(0, 1)
         (waiting if (place.tensor, 1 - place.axis) in open_axes else found).append(rows)
@@ -168,92 +168,10 @@ def rows_of(
     return torch.cat(found or waiting, 1)
 
 
-def move(upload: Upload, space: Space, M: Float[Tensor, "new old"]) -> Upload:
-    """The upload with the neurons of one space carried over by M, wherever they occur."""
+def moved(upload: Upload, move: Move) -> Upload:
+    """The upload with the neurons of one space carried over, wherever they occur."""
     weights = dict(upload.weights)
-    grams, projectors, gradients = dict(upload.grams), dict(upload.projectors), dict(upload.gradients)
-    features, fisher, targets = dict(upload.features), dict(upload.fisher), upload.targets
-    layers = {layer.weight: layer for layer in upload.layers}
-    order = M.argmax(1) if bool(((M == 0) | (M == 1)).all()) else None
-    for place in space.places:
-        for tensors in (weights, fisher):
-            if place.tensor in tensors:
-                tensors[place.tensor] = carry(tensors[place.tensor], place, M, order)
-        layer = layers.get(place.tensor)
-        if layer is None:
-            continue
-        if place.axis == int(layer.transposed) and layer.name in gradients:
-            gradients[layer.name] = _carry_outputs(gradients[layer.name], layer, M, order)
-        if layer.groups == 1 and place.axis == int(layer.transposed):
-            continue
-        if targets is not None and layer.name == upload.head:
-            columns = upload.weights[layer.weight].shape[1]
-            own = carry(targets[:, :columns], place, M, order)
-            targets = torch.cat([own, targets[:, columns:]], 1)
-        if layer.name in features:
-            features[layer.name] = _carry_moments(features[layer.name], layer, space.size, M, order)
-        for spectra in (grams, projectors):
-            if layer.name in spectra:
-                spectra[layer.name] = _carry_spectrum(spectra[layer.name], layer, space.size, M, order)
-    return replace(
-        upload,
-        weights=weights,
-        grams=grams,
-        projectors=projectors,
-        features=features,
-        gradients=gradients,
-        fisher=fisher,
-        targets=targets,
-    )
-
-
-def carry(tensor: Tensor, place: Place, M: Tensor, order: Tensor | None = None) -> Tensor:
-    """The neurons of one place carried over by M; `order` is M where M is a permutation."""
-    if order is not None:
-        return take(tensor, place, order)
-    blocks = tensor.unflatten(place.axis, (-1, place.block)).movedim(place.axis, 0)
-    carried = torch.tensordot(M.to(tensor.dtype), blocks, 1).movedim(0, place.axis)
-    flat: Tensor = carried.flatten(place.axis, place.axis + 1).contiguous()
-    return flat
-
-
-def _carry_moments(moments: Moments, layer: Layer, size: int, M: Tensor, order: Tensor | None) -> Moments:
-    """Of features: the mean is carried by M, the covariance on both sides; of what is left of the variances, as of
-    features that have nothing to do with each other."""
-    place = Place(layer.weight, 1, moments.means.shape[1] // size)
-    plain = replace(layer, bias=None)
-    covariances = tuple(_carry_spectrum(covariance, plain, size, M, order) for covariance in moments.covariances)
-    rest = None if moments.residual is None else carry(moments.residual, place, M**2, order)
-    return replace(moments, means=carry(moments.means, place, M, order), covariances=covariances, residual=rest)
-
-
-def _carry_outputs(spectrum: Spectrum, layer: Layer, M: Tensor, order: Tensor | None) -> Spectrum:
-    """Gradients at the outputs of a layer; of a grouped one, groups trade places."""
-    if layer.groups > 1 and order is not None:
-        return Spectrum(spectrum.values[order], None if spectrum.basis is None else spectrum.basis[order])
-    if spectrum.basis is None or layer.groups > 1:
-        raise UploadError(f"layer {layer.name!r} has outputs that entropic transport cannot mix; use transport='emd'")
-    basis = carry(spectrum.basis, Place(layer.weight, 1), M, order)
-    if order is not None:
-        return Spectrum(spectrum.values, basis)
-    return Spectrum.of_factor(basis.double(), spectrum.values.double()).to(dtype=spectrum.basis.dtype)
-
-
-def _carry_spectrum(spectrum: Spectrum, layer: Layer, size: int, M: Tensor, order: Tensor | None) -> Spectrum:
-    """M A Mᵀ over the inputs of a layer; a bias, the last input, stays; depthwise, groups trade places."""
-    if layer.groups > 1:
-        if order is None:
-            raise UploadError(
-                f"layer {layer.name!r} has groups, which entropic transport cannot mix; use transport='emd'"
-            )
-        return Spectrum(spectrum.values[order], None if spectrum.basis is None else spectrum.basis[order])
-    if spectrum.basis is None:
-        raise UploadError(f"layer {layer.name!r} has tokens as inputs, which cannot be permuted")
-    bias = int(layer.bias is not None)
-    U = spectrum.basis
-    inner = U[:, : U.shape[1] - bias]
-    carried = carry(inner, Place(layer.weight, 1, inner.shape[1] // size), M, order)
-    basis = torch.cat([carried, U[:, U.shape[1] - bias :]], 1)
-    if order is not None:
-        return Spectrum(spectrum.values, basis)
-    return Spectrum.of_factor(basis.double(), spectrum.values.double()).to(dtype=U.dtype)
+    for place in move.space.places:
+        weights[place.tensor] = move.carry(weights[place.tensor], place)
+    statistics = {name: STATISTICS[name].moved(value, upload, move) for name, value in upload.statistics.items()}
+    return replace(upload, weights=weights, statistics=statistics)

@@ -25,8 +25,7 @@ from maecho.lab import ladder, plots
 from maecho.lab.experiment import Experiment, markdown, names, results_path, summarise
 from maecho.lab.runs import reproduce
 from maecho.privacy import Privacy
-from maecho.statistics.gather import DEFAULT_STATISTICS, STATISTICS
-from maecho.statistics.noise import ALLOWED
+from maecho.statistics import STATISTICS
 from maecho.upload import inspection
 from maecho.upload.client import make_upload
 from maecho.upload.upload import Upload, read_header
@@ -37,6 +36,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+DEFAULT = [name for name, statistic in STATISTICS.items() if statistic.by_default]
+PRIVATE = [name for name, statistic in STATISTICS.items() if statistic.private]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 Model = Annotated[
@@ -126,7 +128,7 @@ def upload(
         str | None,
         typer.Option(
             help=f"Which statistics to send, separated by commas: {', '.join(STATISTICS)}. By default "
-            f"{','.join(DEFAULT_STATISTICS)}; with privacy {','.join(ALLOWED)}."
+            f"{','.join(DEFAULT)}; with privacy {','.join(PRIVATE)}."
         ),
     ] = None,
     rank: Annotated[
@@ -218,7 +220,11 @@ def evaluate_(
     models = [named.model(model, path) for path in paths] or [named.model(model)]
     chosen = models[0]
     if len(models) > 1:
-        counts = [Upload.load(path, only=()).class_counts for path in paths] if by is By.class_aware else []
+        counts = (
+            [Upload.load(path, only=("classes",)).statistics.get("classes") for path in paths]
+            if by is By.class_aware
+            else []
+        )
         chosen = Ensemble(models, by.value, counts)
     found = evaluate(chosen, named.batches(data))
     if as_json:
@@ -313,7 +319,7 @@ def _show_upload(path: Path, as_json: bool) -> None:
             **{key: about[key] for key in ("client", "examples", "fingerprint", "statistics", "recipe", "made_by")},
             "tensors": [dataclasses.asdict(entry) for entry in inspection.entries(upload)],
             "averaged": inspection.averaged(upload),
-            "reveals": {part: inspection.REVEALS[part] for part in ("weights", *sorted(upload.has))},
+            "reveals": inspection.reveals(upload),
             "warnings": inspection.warnings(upload),
         }
     )

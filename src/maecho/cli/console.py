@@ -87,8 +87,8 @@ def show_upload(upload: Upload, path: Path, about: Mapping[str, Any]) -> None:
     if promised is not None:
         out.print(f"\n[bold]Privacy[/bold], as the client says: {escape(promised)}.")
     out.print("\n[bold]What it can reveal[/bold]")
-    for part in ("weights", *sorted(upload.has)):
-        out.print(f"  [bold]{part}[/bold]: {inspection.REVEALS[part]}")
+    for part, words in inspection.reveals(upload).items():
+        out.print(f"  [bold]{part}[/bold]: {words}")
     for warning in inspection.warnings(upload):
         out.print(f"  [bold yellow]Mind:[/bold yellow] {warning}.")
 

@@ -21,7 +21,8 @@ from maecho.errors import UploadError
 from maecho.network.attention import split
 from maecho.network.forward import examples, parts
 from maecho.network.layers import read
-from maecho.network.units import Plan, Unit, network, plan
+from maecho.network.stages import Plan, plan
+from maecho.network.units import Unit, network
 from maecho.privacy import Privacy
 
 

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from maecho.echo.fit import strength
+from maecho.linalg.gaussians import NO_CLASS, Gaussians
 from maecho.linalg.symmetric import Dense
+from maecho.network.attention import slow_path
 from maecho.network.forward import call
+from maecho.network.hooks import Enough, ending_early, watching
 from maecho.progress import track
-from maecho.statistics.features import changed
-from maecho.statistics.gaussians import NO_CLASS, Moments
 from maecho.synthesis.pseudo import PseudoInputs, draw
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ MAP_DRAWS = 4
 """Inputs drawn for M, in those drawn for the layers."""
 MAP_RIDGE = 0.1
 """The ridge of M, in that of the layers."""
-
-
-class _There(BaseException):
-    """The pass has reached the layer."""
 
 
 class Correction:
@@ -60,7 +57,7 @@ class Correction:
         self,
         inputs: PseudoInputs,
         layer: str,
-        features: Moments,
+        features: Gaussians,
         seed: int,
         ridge: float,
         follow: Float[Tensor, "d d"] | None = None,
@@ -90,13 +87,16 @@ class Correction:
         follow = self.follow.mT
         moved = torch.zeros(0)
 
-        def redraw(f: Tensor) -> Tensor:
+        def redraw(name: str, module: nn.Module, f: Tensor) -> Tensor:
             nonlocal moved
             drawn = draw(self._features, self._groups[self._label], len(f), self._rng, f.dtype).to(f.device)
             moved = drawn - f
             return drawn
 
-        with changed(own, self.layer, redraw), changed(merged, self.layer, lambda h: h + moved @ follow):
+        def correct(name: str, module: nn.Module, h: Tensor) -> Tensor:
+            return h + moved @ follow
+
+        with watching(own, [self.layer], redraw), watching(merged, [self.layer], correct):
             yield
 
     @torch.no_grad()
@@ -126,11 +126,11 @@ class Correction:
     def _reaching(self, network: nn.Module, x: Tensor) -> Tensor:
         found: list[Tensor] = []
 
-        def take(features: Tensor) -> None:
+        def keep(name: str, module: nn.Module, features: Tensor) -> None:
             found.append(features)
-            raise _There
+            raise Enough
 
         device = next((p.device for p in network.parameters()), torch.device("cpu"))
-        with changed(network, self.layer, take), contextlib.suppress(_There):
+        with slow_path(), ending_early(), watching(network, [self.layer], keep):
             call(network, x, device)
         return found[0]

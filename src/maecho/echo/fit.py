@@ -157,7 +157,7 @@ def write(
     spread = gram[..., :-1, :-1] / n[:, None, None] - center.unsqueeze(-1) * center.unsqueeze(-2)
     mean = torch.einsum("god,gd->go", W, center)
     variance = torch.einsum("god,gde,goe->go", W, spread, W).clamp(min=0)
-    out = {unit.layer.weight: W.reshape(state[unit.layer.weight].shape)}
+    out = replace(unit.layer, bias=None).write(W, state)
     if unit.layer.bias is not None:
         out[unit.layer.bias] = torch.zeros_like(b).flatten()  # the shift of the norm holds it
     scale = torch.sqrt(variance + epsilon(model.get_submodule(unit.norm)))

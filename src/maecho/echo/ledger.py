@@ -7,7 +7,7 @@ another: twice the change, and twice the noise on everything for the sake of one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from maecho.echo.messages import Message
 from maecho.errors import UploadError
 from maecho.network.attention import slow_path
 from maecho.network.forward import call, examples, parts
+from maecho.network.hooks import watching
 from maecho.network.units import network
 from maecho.privacy import Privacy
 
@@ -122,23 +123,12 @@ def _same(x: Tensor, y: Tensor) -> bool:
 def _seen(model: nn.Module, inputs: Any) -> dict[str, list[Tensor]]:
     """What reaches each layer, call by call; modules that share a weight are one layer."""
     found: dict[str, list[Tensor]] = {}
+    layers = {name: unit.name for unit in network(model).values() for name in unit.modules}
 
-    def watch(layer: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found.setdefault(layer, []).append((args[0] if args else kwargs["input"]).detach().clone())
+    def keep(name: str, module: nn.Module, x: Tensor) -> None:
+        found.setdefault(layers[name], []).append(x.detach().clone())
 
-        return hook
-
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(watch(unit.name), with_kwargs=True)
-        for unit in network(model).values()
-        for name in unit.modules
-    ]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    try:
-        with torch.no_grad(), slow_path():
-            call(model, inputs, device)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with watching(model, layers, keep), torch.no_grad(), slow_path():
+        call(model, inputs, device)
     return found

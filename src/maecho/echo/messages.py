@@ -70,7 +70,7 @@ def sums_of(unit: Unit, shape: Sequence[int], total: Mapping[str, Tensor], devic
     for part in ("cross", "prior"):
         if found[part].shape != (g, o, d):
             raise UploadError(f"the sums of {name!r} must be {(g, o, d)} as its weights, got {_shape(found[part])}")
-    told = (g, 1, d) if unit.layer.transposed else (g, d * (d + 1) // 2)
+    told = (g, 1, d) if unit.layer.one_hot else (g, d * (d + 1) // 2)
     if found["gram"].shape != told:
         raise UploadError(f"Σ h hᵀ of {name!r} must be told by {told} numbers, got {_shape(found['gram'])}")
     by_class = {"labels": d, "outputs": o, "counts": None}

@@ -6,8 +6,7 @@ says Σ h hᵀ and Σ z hᵀ. Both networks run side by side, only as far as the
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +15,15 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from maecho.errors import UploadError
-from maecho.network import layers, norms
+from maecho.network import kinds
 from maecho.network.attention import slow_path
 from maecho.network.forward import call, check_labels, forward
+from maecho.network.hooks import Enough, ending_early, watching
 from maecho.network.units import Unit
 
 Limit = Callable[[Tensor, Tensor], Tensor]
 """Bounds what one example can add: from its rows [g, examples, places, in] and [g, examples, places, out], the factor
 [examples] by which it multiplies all of them."""
-
-
-class _Enough(BaseException):
-    """The pass has come to where nothing more is wanted."""
 
 
 @dataclass
@@ -120,13 +116,12 @@ def _add(
     sums: Sums, unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
 ) -> None:
     """A piece at a time."""
-    if x.dim() == 1 and x.is_floating_point():
-        x, z = x.unsqueeze(0), z.unsqueeze(0)  # one example without a batch axis
-    shared_bias = getattr(module, "bias", None) if not unit.bias else None
-    if shared_bias is not None:
-        # Modules that share a weight but not the bias: the bias is averaged, the weight fits what is left.
-        z = z - shared_bias.reshape(-1, *[1] * (z.dim() - 2)) if hasattr(module, "kernel_size") else z - shared_bias
-    at_once = layers.examples_at_once(module, x)
+    if kinds.unbatched(module, x):
+        x, z = x.unsqueeze(0), z.unsqueeze(0)
+    if not (unit.bias or unit.diagonal):
+        # Modules that share a weight may have biases of their own: those are averaged, and the weight fits the rest.
+        z = kinds.without_bias(module, z)
+    at_once = kinds.examples_at_once(module, x)
     for at in range(0, len(x), at_once):
         piece = slice(at, at + at_once)
         _add_rows(sums, unit, module, x[piece], z[piece], None if y is None else y[piece], limit)
@@ -135,13 +130,10 @@ def _add(
 def _add_rows(
     sums: Sums, unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
 ) -> None:
-    if unit.diagonal:
-        h, t = norms.norm_rows(module, x), norms.norm_output_rows(module, z).double()
-    else:
-        h, t = layers.rows(module, x), layers.output_rows(module, z).double()
-    if not h.is_floating_point():
+    h, t = unit.rows(module, x), unit.output_rows(module, z).double()
+    if unit.layer.one_hot:
         h = h[0]
-        d, o = module.get_parameter("weight").shape
+        d, o = kinds.inputs(module), t.shape[-1]
         counts = h.bincount(minlength=d).double()
         if limit is not None:
             factor = _factor(limit, h.new_ones(1, len(h), 1).double(), t, len(x))
@@ -188,54 +180,26 @@ class _Pair(nn.Module):
         given = args[0] if args else kwargs
         outputs: dict[str, list[Any]] = {unit.name: [] for unit in self.units}
         inputs: dict[str, list[Any]] = {unit.name: [] for unit in self.units}
+        ends = {name: unit.name for unit in self.units for name in unit.ends}
+        starts = {name: unit.name for unit in self.units for name in unit.modules}
 
-        def leave(unit: Unit, name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, a: tuple[Any, ...], output: Tensor) -> None:
-                outputs[unit.name].append(output.detach().clone())  # what comes after may write into it
-                self._stop_when_done(outputs)
+        def leave(name: str, module: nn.Module, x: Tensor, z: Tensor) -> None:
+            outputs[ends[name]].append(z.detach().clone())  # what comes after may write into it
+            self._stop_when_done(outputs)
 
-            return hook
-
-        def enter(unit: Unit, name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, a: tuple[Any, ...], kw: dict[str, Any]) -> None:
-                inputs[unit.name].append((name, (a[0] if a else kw["input"]).detach().clone()))
-                self._stop_when_done(inputs)
-
-            return hook
+        def enter(name: str, module: nn.Module, x: Tensor) -> None:
+            inputs[starts[name]].append((name, x.detach().clone()))
+            self._stop_when_done(inputs)
 
         if not self.units:
             return {"own": outputs, "merged": inputs}
-        with slow_path():
-            with _hooks(self.own, [(u, n) for u in self.units for n in u.ends], leave, before=False):
-                _run(self.own, given, device)
-            with _hooks(self.merged, [(u, n) for u in self.units for n in u.modules], enter, before=True):
-                _run(self.merged, given, device)
+        with slow_path(), ending_early(), watching(self.own, ends, after=leave):
+            call(self.own, given, device)
+        with slow_path(), ending_early(), watching(self.merged, starts, before=enter):
+            call(self.merged, given, device)
         return {"own": outputs, "merged": inputs}
 
     def _stop_when_done(self, found: Mapping[str, list[Any]]) -> None:
         """A module that runs more than once may run more often on other inputs: then nothing is cut short."""
         if all(len(found[u.name]) == 1 and all(self.calls.get(n) == 1 for n in u.modules) for u in self.units):
-            raise _Enough
-
-
-def _run(model: nn.Module, given: Any, device: torch.device) -> None:
-    with contextlib.suppress(_Enough):
-        call(model, given, device)
-
-
-@contextlib.contextmanager
-def _hooks(
-    model: nn.Module, where: Iterable[tuple[Unit, str]], make: Callable[[Unit, str], Callable[..., None]], before: bool
-) -> Iterator[None]:
-    handles = []
-    for unit, name in where:
-        module = model.get_submodule(name)
-        if before:
-            handles.append(module.register_forward_pre_hook(make(unit, name), with_kwargs=True))
-        else:
-            handles.append(module.register_forward_hook(make(unit, name)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            raise Enough

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from maecho.echo.client import RelayClient
 from maecho.echo.correction import Correction
 from maecho.echo.messages import Message
-from maecho.network.units import Plan, Unit
+from maecho.network.stages import Plan
+from maecho.network.units import Unit
 from maecho.options import number, one_of
 from maecho.synthesis.pseudo import NOISES, Noise, PseudoInputs, seed_for
 from maecho.upload.cohort import Cohort, Source
@@ -116,22 +117,21 @@ class Players:
         like = next((p for p in self._model.parameters()), torch.zeros(()))
         everyone = sum(self._cohort.examples)
         for upload in self._cohort:
-            assert upload.moments is not None
             self._model.load_state_dict(upload.state_dict())
             inputs = PseudoInputs(
-                upload.moments,
+                upload.statistics["moments"],
                 round(self.drawing.draws * upload.examples / everyone),
                 self.drawing.chunk,
                 seed_for(self.drawing.seed, upload.client),
                 like.dtype,
                 self.drawing.noise,
             )
-            found = next(iter(upload.features.items()), None) if self.drawing.features else None
+            features = upload.statistics.get("features", {}) if self.drawing.features else {}
             correction = None
-            if found is not None:
+            for layer, found in features.items():
                 own = seed_for(self.drawing.seed, f"features of {upload.client}")
                 known = self._follow.get(upload.client)
-                correction = Correction(inputs, *found, own, self._ridge, known, self._progress)
+                correction = Correction(inputs, layer, found, own, self._ridge, known, self._progress)
             client = Player(self._model, inputs, upload.client, self._plan, correction, self._progress)
             self._plan = client.plan
             yield client

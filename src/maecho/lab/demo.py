@@ -82,7 +82,7 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         model.load_state_dict(merged)
         rows.append(Row(method, evaluate(model, test).accuracy, seconds, str(path)))
     rows.append(_ensemble(models, test))
-    counts = [Upload.load(path, only=()).class_counts for path in files]
+    counts = [Upload.load(path, only=("classes",)).statistics.get("classes") for path in files]
     return Demo(
         uploads=tuple(str(path) for path in files),
         upload_bytes=tuple(path.stat().st_size for path in files),

@@ -248,7 +248,9 @@ def _apply(
     if options["method"] == "local":
         return models, 0
     if options["method"] == "ensemble":
-        counts = [upload.class_counts for upload in uploads if upload.class_counts is not None]
+        counts = [
+            upload.statistics.get("classes") for upload in uploads if upload.statistics.get("classes") is not None
+        ]
         return Ensemble(models, options.get("by", "probabilities"), counts), max(u.bytes(()) for u in uploads)
     model = networks.build(experiment.network, torch.Generator().manual_seed(0))
     if options["method"] == "echo-relay":

@@ -140,7 +140,7 @@ class Gaussians:
         return {label: (n, mean, covariance.dense()[0].double()) for label, n, mean, covariance in parts}
 
     def tensors(self) -> dict[str, Tensor]:
-        """By their names in files. The directions of all covariances stand in one row, `ranks` says how many of each."""
+        """By their names in files. The directions of all covariances stand in a row; `ranks` says how many each has."""
         ranks = torch.tensor([covariance.rank for covariance in self.covariances], device=self.counts.device)
         found = {
             "classes": self.classes,

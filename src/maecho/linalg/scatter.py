@@ -26,6 +26,7 @@ EXACT_ON_GPU = 4096
 SKETCH = 512
 """Directions kept of longer ones."""
 
+
 class Scatter:
     """Count, mean and Σ (x − mean)(x − mean)ᵀ of one Gaussian, a batch at a time, in float64 where the inputs are."""
 

@@ -1,7 +1,8 @@
 """Symmetric matrices by their form: `Dense` [g, d, d] and `Diagonal`, of which only the diagonal [g, d] is held.
 
-Sums over clients have one of these two forms. What one client sends is a `Diagonal`, or a `Spectrum` (spectra.py), whose
-`total` is the beginning of such a sum. The leading axis g counts groups; it is 1 for all but grouped convolutions.
+Sums over clients have one of these two forms. What one client sends is a `Diagonal`, or a `Spectrum` (spectra.py),
+whose `total` is the beginning of such a sum. The leading axis g counts groups. It is 1 for all but grouped
+convolutions.
 """
 
 from __future__ import annotations

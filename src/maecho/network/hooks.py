@@ -1,7 +1,9 @@
-"""The one way to look at a forward pass: what enters and what leaves named modules.
+"""The one way to look at a forward pass: what enters and what leaves the modules that are named.
 
-Nobody else registers a hook. So the hooks are gone after every pass, an error included, and whoever runs the model for
-a purpose of its own can make the others look away.
+No other module registers a hook. So every hook is gone after its pass, also after an error, and code that runs the
+model for a purpose of its own can make the others look away.
+
+Torch's fused transformer layers may pass watched modules by. Enter `attention.slow_path` too where that would matter.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ from typing import Any
 from torch import Tensor, nn
 
 Before = Callable[[str, nn.Module, Tensor], Tensor | None]
-"""Given a module's name, the module and its input: another input, or None to leave it."""
+"""Takes a module's name, the module and its input. Returns another input to put in its place, or None."""
 After = Callable[[str, nn.Module, Tensor, Tensor], Tensor | None]
-"""The same after the module ran, with its output as well: another output, or None to leave it."""
+"""Takes the same and the output, after the module ran. Returns another output to put in its place, or None."""
 
 
 class Enough(BaseException):
-    """Raised by a hook that has seen all it wants; `ending_early` ends the pass there without an error."""
+    """Raised by a `Before` or an `After` that has seen all it wants, to end the pass; see `ending_early`."""
 
 
 def ending_early() -> contextlib.AbstractContextManager[None]:
-    """Inside, a pass may be ended by `Enough`."""
+    """Inside, `Enough` ends the pass and is no error."""
     return contextlib.suppress(Enough)
 
 
 class Watch:
-    """A pass that is being looked at."""
+    """Decides whether hooks look. Several calls of `watching` can share one."""
 
     def __init__(self) -> None:
         self._paused = False
@@ -39,7 +41,7 @@ class Watch:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Inside, the hooks do nothing: what runs through the model is no data."""
+        """Inside, the hooks do nothing. For passes that try the model out and carry no data."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -59,25 +61,23 @@ def watching(
     """Inside, `before` and `after` are called whenever one of the named modules runs.
 
     Args:
-        model: whose modules are named, as `named_modules` does.
-        names: of the modules.
-        before: called with what enters; what it returns enters instead.
-        after: called with what enters and what leaves; what it returns leaves instead.
-        watch: one that other hooks share, so that all are paused together.
+        model: holds the modules.
+        names: of the modules, as `named_modules` has them.
+        before: is called with the input; what it returns takes the input's place.
+        after: is called with input and output; what it returns takes the output's place.
+        watch: pauses these hooks. Give one to several calls to pause them together; by default a new one is made.
     """
     shared = watch or Watch()
-    handles = []
-    try:
+    with contextlib.ExitStack() as hooks:
         for name in names:
             module = model.get_submodule(name)
             if before is not None:
-                handles.append(module.register_forward_pre_hook(_entering(name, before, shared), with_kwargs=True))
+                entering = module.register_forward_pre_hook(_entering(name, before, shared), with_kwargs=True)
+                hooks.callback(entering.remove)
             if after is not None:
-                handles.append(module.register_forward_hook(_leaving(name, after, shared), with_kwargs=True))
+                leaving = module.register_forward_hook(_leaving(name, after, shared), with_kwargs=True)
+                hooks.callback(leaving.remove)
         yield shared
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _entering(name: str, before: Before, watch: Watch) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ def _entering(name: str, before: Before, watch: Watch) -> Callable[..., Any]:
         x = before(name, module, _input(args, kwargs))
         if x is None:
             return None
-        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, _keyword(kwargs): x})
 
     return hook
 
@@ -100,6 +100,11 @@ def _leaving(name: str, after: After, watch: Watch) -> Callable[..., Any]:
 
 
 def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The tensor that a layer multiplies: its first argument, or the one that torch calls `input`."""
-    x: Tensor = args[0] if args else kwargs["input"]
+    """The tensor that a layer multiplies: its first argument."""
+    x: Tensor = args[0] if args else kwargs[_keyword(kwargs)]
     return x
+
+
+def _keyword(kwargs: dict[str, Any]) -> str:
+    """The layers of torch call their first argument `input`."""
+    return "input" if "input" in kwargs else next(iter(kwargs))

@@ -1,7 +1,7 @@
-"""Normalisation layers as matrices: diagonal ones, a group of one neuron for every feature.
+"""Normalisation layers as diagonal matrices: a group of one neuron for every feature.
 
-What a norm with learned scale and shift gives out is, feature by feature, γ x̂ + β: a matrix [γ β] over rows (x̂, 1).
-BatchNorm alone has a memory, too: its running mean and variance.
+A norm with learned scale and shift gives out γ x̂ + β for every feature: the matrix [γ β] times the row (x̂, 1).
+BatchNorm also has a memory: its running mean and variance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @singledispatch
 def norm_rows(module: nn.Module, x: Tensor) -> Tensor:
-    """The rows [features, n, 1] that the scale multiplies: of BatchNorm its input, of others what they make of it."""
+    """The rows [features, n, 1] that the scale multiplies. BatchNorm's are its raw input, others' are normalised."""
     raise TypeError(f"{type(module).__name__} is not known as a norm")
 
 
@@ -61,7 +61,7 @@ def _features_last(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def find(model: nn.Module) -> dict[str, Layer]:
-    """Every norm that has a scale to be learned and whose rows do not depend on the batch."""
+    """Every norm that learns a scale and whose output for one example does not depend on the other examples."""
     found = {}
     for name, module in model.named_modules():
         if norm_rows.dispatch(type(module)) is norm_rows.dispatch(nn.Module):
@@ -77,8 +77,10 @@ def find(model: nn.Module) -> dict[str, Layer]:
 
 
 def affine(module: nn.Module) -> tuple[Tensor, ...]:
-    """What a norm multiplies each of its rows by and, if it has a bias, adds, in float64. Of BatchNorm in evaluation
-    mode, whose rows are its inputs as they come, a and c of a·x + c."""
+    """What a norm multiplies its rows by and, if it has a bias, what it adds, in float64.
+
+    For BatchNorm, whose rows are its raw inputs x, these are a and c of a·x + c in evaluation mode.
+    """
     state = {name: tensor.double().flatten() for name, tensor in module.state_dict().items()}
     if not isinstance(module, BATCH_NORMS):
         return (state["weight"], state["bias"]) if "bias" in state else (state["weight"],)

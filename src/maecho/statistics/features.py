@@ -25,8 +25,8 @@ class Features(Statistic):
 
     name = "features"
     reveals = (
-        "The average of what reaches one layer, class by class, and how it varies: what the network makes of the inputs. "
-        "Harder to turn back into inputs than moments of these, not safe from it."
+        "The average of what reaches one layer, class by class, and how it varies: what the network makes of the "
+        "inputs. Harder to turn back into inputs than moments of these, not safe from it."
     )
     kind = Gaussians
     by_name = True
@@ -74,7 +74,7 @@ def _moved(found: Gaussians, layer: Layer, move: Move) -> Gaussians:
     return replace(
         found,
         means=move.carry(found.means, place),
-        covariances=tuple(move.inputs(covariance, plain) for covariance in found.covariances),
+        covariances=tuple(move.dense_inputs(covariance, plain) for covariance in found.covariances),
         residual=None if found.residual is None else move.carry(found.residual, place, move.M**2),
     )
 

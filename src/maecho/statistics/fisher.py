@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from maecho.errors import UploadError
 from maecho.linalg.symmetric import add_into
@@ -142,9 +142,7 @@ class _Squares(BackwardGatherer):
             total += found[1].cpu()
         return F, total
 
-    def _agrees(
-        self, layer: Layer, total: Tensor, F: Tensor, sums: Mapping[str, Tensor | None], batch: Batch
-    ) -> bool:
+    def _agrees(self, layer: Layer, total: Tensor, F: Tensor, sums: Mapping[str, Tensor | None], batch: Batch) -> bool:
         """Whether the layer's rows account for the whole gradient. They do not if the weight is used elsewhere too."""
         torch_says = {}
         for name in (layer.weight, layer.bias):
@@ -181,9 +179,7 @@ class _Squares(BackwardGatherer):
         return F
 
 
-def _rows(
-    layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: int, out: int
-) -> tuple[Tensor, Tensor]:
+def _rows(layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: int, out: int) -> tuple[Tensor, Tensor]:
     """What came in and the gradients of what went out, for some examples: [groups, examples, places, width]."""
     rows, gone = [], []
     for call, delta in used:

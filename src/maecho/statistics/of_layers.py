@@ -15,7 +15,6 @@ from maecho.network.layers import Layer
 from maecho.network.spaces import Move
 from maecho.statistics.statistic import Carrier, Statistic
 
-
 Matrix = TypeVar("Matrix", bound=Spectrum | Diagonal)
 
 

@@ -1,7 +1,7 @@
 """What values of statistics are made of, and what can be done with each part without knowing what it says.
 
-A value is one part, or a mapping of names (layers, weights) to parts. A part is a tensor, a symmetric matrix (`Spectrum`
-or `Diagonal`) or `Gaussians`.
+A value is one part, or a mapping of names (layers, weights) to parts. A part is a tensor, a symmetric matrix
+(`Spectrum` or `Diagonal`) or `Gaussians`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maecho.linalg.gaussians import Gaussians
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
-from maecho.linalg.gaussians import Gaussians
 
 Part = Tensor | Spectrum | Diagonal | Gaussians
 Value = Part | Mapping[str, Part]

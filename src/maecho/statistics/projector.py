@@ -23,8 +23,8 @@ class Projector(OfLayers):
 
     name = "projector"
     reveals = (
-        "Directions in which batch means of a layer's inputs lie. At the first layer the leading ones look like average "
-        "inputs."
+        "Directions in which batch means of a layer's inputs lie. At the first layer the leading ones look like "
+        "average inputs."
     )
     by_default = True
     largest = 1.0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho.errors import InputError
+from maecho.linalg.gaussians import COVARIANCES, Covariance
 from maecho.linalg.spectra import Spectrum
 from maecho.network.directions import LABELS, Labels
 from maecho.network.forward import Pass
@@ -23,11 +24,10 @@ from maecho.network.layers import Architecture, Layer
 from maecho.network.spaces import Move
 from maecho.privacy import NoisySums
 from maecho.statistics import parts
-from maecho.linalg.gaussians import COVARIANCES, Covariance
 from maecho.statistics.parts import Value
 
 
-class NotGathered(Exception):
+class NotGathered(Exception):  # noqa: N818 (no error: the upload goes without)
     """Raised by a Gatherer that has no value; the message is the reason, for the recipe of the upload."""
 
 
@@ -80,10 +80,10 @@ class Found:
 class Gatherer(ABC):
     """Adds up one statistic during one pass over the data."""
 
-    def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:
+    def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:  # noqa: B027 (most look at batches alone)
         """Called whenever a layer runs, with what enters it."""
 
-    def add(self, step: Pass) -> None:
+    def add(self, step: Pass) -> None:  # noqa: B027 (some look at layers alone)
         """Called after every batch."""
 
     @abstractmethod

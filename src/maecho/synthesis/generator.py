@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from maecho.errors import UploadError
+from maecho.network.hooks import watching
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -108,24 +109,33 @@ class Teachers:
     def __init__(self, models: Sequence[nn.Module], by: Literal["logits", "probabilities"] = "logits"):
         self.models = [model.eval().requires_grad_(False) for model in models]
         self.by = by
-        self._distances: list[Tensor] = []
-        for model in self.models:
-            for module in model.modules():
-                if isinstance(module, BatchNorm) and module.running_mean is not None:
-                    module.register_forward_pre_hook(self._compare)
-
-    def _compare(self, norm: BatchNorm, inputs: tuple[Any, ...]) -> None:
-        self._distances.append(batchnorm_distance(inputs[0], norm))
 
     def __call__(self, x: Float[Tensor, "n ..."]) -> tuple[Float[Tensor, "n classes"], Float[Tensor, ""]]:
         """The logits of all together, and L_BN: the distance of x from what their BatchNorms saw, a client's mean."""
-        self._distances.clear()
-        each = torch.stack([logits(model, x) for model in self.models])
-        distance = sum(self._distances, start=x.new_zeros(())) / len(self.models)
-        self._distances.clear()
+        distances: list[Tensor] = []
+
+        def compare(name: str, norm: nn.Module, inputs: Tensor) -> None:
+            assert isinstance(norm, BatchNorm)
+            distances.append(batchnorm_distance(inputs, norm))
+
+        outputs = []
+        for model in self.models:
+            with watching(model, _remembering(model), compare):
+                outputs.append(logits(model, x))
+        each = torch.stack(outputs)
+        distance = sum(distances, start=x.new_zeros(())) / len(self.models)
         if self.by == "logits":
             return each.mean(0), distance
         return each.log_softmax(-1).logsumexp(0) - math.log(len(self.models)), distance
+
+
+def _remembering(model: nn.Module) -> list[str]:
+    """The BatchNorms that know the mean and the variance of what they saw."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, BatchNorm) and module.running_mean is not None
+    ]
 
 
 def logits(model: nn.Module, x: Tensor) -> Float[Tensor, "n classes"]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from maecho.linalg import cosines
-from maecho.statistics.gaussians import NO_CLASS, Moments
+from maecho.linalg.gaussians import NO_CLASS, Gaussians
 from maecho.synthesis import leaves
 
 Noise = Literal["leaves", "gaussian"]
@@ -45,7 +45,7 @@ class PseudoInputs:
         noise: "leaves" gives images edges; other inputs, and all by "gaussian", are Gaussian.
     """
 
-    moments: Moments
+    moments: Gaussians
     draws: int
     chunk: int = 1000
     seed: int = 0
@@ -73,7 +73,9 @@ class PseudoInputs:
                 yield x, None if label == NO_CLASS else torch.full((size,), label, device=x.device)
 
 
-def draw(m: Moments, k: int, size: int, rng: torch.Generator, dtype: torch.dtype, noise: Noise = "gaussian") -> Tensor:
+def draw(
+    m: Gaussians, k: int, size: int, rng: torch.Generator, dtype: torch.dtype, noise: Noise = "gaussian"
+) -> Tensor:
     """So many inputs with the mean and covariance of one class, on the device of the moments."""
     group = 0 if len(m.covariances) == 1 else k
     covariance = m.covariances[group]
@@ -97,7 +99,7 @@ def draw(m: Moments, k: int, size: int, rng: torch.Generator, dtype: torch.dtype
     return x.reshape(size, *m.shape)
 
 
-def _outside(w: Tensor, U: Tensor, m: Moments) -> Tensor:
+def _outside(w: Tensor, U: Tensor, m: Gaussians) -> Tensor:
     """White noise off the directions U, in the coordinates of the residual, each back at variance 1."""
     rows = U.mT
     if m.in_cosines:

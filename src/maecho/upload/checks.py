@@ -33,14 +33,9 @@ def weights(upload: Upload) -> None:
         if kept not in upload.weights:
             raise UploadError(f"{client}: {alias!r} must be tied to a weight, got {kept!r}, which is not there")
     for layer in upload.layers:
-        for part, axes in ((layer.weight, 2), (layer.bias, 1)):
-            if part is not None and part not in upload.weights:
-                raise UploadError(f"{client}: layer {layer.name!r} must have its weight {part!r}, got none")
-            if part is not None and upload.weights[part].dim() < axes:
-                shape = tuple(upload.weights[part].shape)
-                raise UploadError(
-                    f"{client}: {part!r} must have at least {axes} axes to be read as a matrix, got {shape}"
-                )
+        wrong = layer.complaint({name: tensor.shape for name, tensor in upload.weights.items()})
+        if wrong:
+            raise UploadError(f"{client}: {wrong}")
     if upload.head is not None and upload.head not in {layer.name for layer in upload.layers}:
         raise UploadError(f"{client}: the head must be one of its layers, got {upload.head!r}")
 

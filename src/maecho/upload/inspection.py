@@ -72,6 +72,4 @@ def warnings(upload: Upload) -> list[str]:
     """What the sender should think about first. With privacy, counts are noisy and means say nothing for sure."""
     if privacy(upload) is not None:
         return []
-    return [
-        text for name, value in upload.statistics.items() for text in STATISTICS[name].warnings(value, upload)
-    ]
+    return [text for name, value in upload.statistics.items() for text in STATISTICS[name].warnings(value, upload)]

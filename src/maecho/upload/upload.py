@@ -175,7 +175,7 @@ HEADER: dict[str, tuple[type, ...]] = {
 
 def read_header(path: Path) -> dict[str, Any]:
     """All that a file says of itself, without reading its tensors."""
-    about = files.read_about(path, "upload")
+    about = storage.read_about(path, "upload")
     for key, kinds in HEADER.items():
         if key not in about:
             raise UploadError(f"{path} must be a maecho upload, got one whose header has no {key!r}")

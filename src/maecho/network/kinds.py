@@ -1,0 +1,260 @@
+"""What a layer is: how its inputs and outputs become rows of a matrix product, and how its weight is stored.
+
+Everything that depends on the kind of a layer is in this module. All other code calls the functions below.
+
+To add a kind, derive from `Kind`, override what differs from a fully connected layer, and register it. A layer
+y = x W + b whose weight is stored [in, out] takes this:
+
+    class InputsFirst(Kind):
+        transposed = True
+
+    register(Conv1D, InputsFirst())
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Modules of torch that have parameters but no input matrix. They are averaged, and nobody is warned.
+PLAIN = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.PReLU,
+)
+
+CHUNK = 2**22
+"""Entries of rows held at once: a convolution's patches are many times its input."""
+
+
+class Kind:
+    """A kind of layer. This class is a fully connected layer: y = x Wᵀ + b over the last axis of x."""
+
+    weight = "weight"
+    """Name of the parameter that is the matrix."""
+    bias = "bias"
+    """Name of the parameter that is added. A layer may lack it."""
+    sizes = ("in_features", "out_features")
+    """Attributes of the module that say how many inputs and outputs it has. A module may lack them."""
+    transposed = False
+    """Whether the weight is stored [in, out] instead of [out, in, ...]."""
+    one_hot = False
+    """Whether the inputs are tokens: each stands for a row that is 1 at the token and 0 elsewhere."""
+    convolution = False
+    """Whether the rows are patches of a map."""
+
+    def groups(self, module: Any) -> int:
+        """How many separate matrices there are, each with its own part of the inputs and outputs."""
+        return 1
+
+    def example_axes(self, module: Any) -> int:
+        """How many axes the input has for one example."""
+        return 1
+
+    def rows(self, module: Any, x: Tensor) -> Tensor:
+        """What the matrix multiplies, [groups, n, in]. Of tokens: the tokens themselves, [1, n]."""
+        return x.reshape(1, -1, x.shape[-1])
+
+    def output_rows(self, module: Any, z: Tensor) -> Tensor:
+        """Outputs, or gradients of their shape, as [groups, n, out] in the order of `rows`."""
+        return z.reshape(1, -1, z.shape[-1])
+
+    def mean_rows(self, module: Any, x: Tensor) -> Tensor:
+        """The rows of the batch's mean input."""
+        return self.rows(module, x.mean(0, keepdim=True))
+
+    def copies(self, module: Any) -> int:
+        """In how many rows one entry of the input occurs, at most."""
+        return 1
+
+    def inputs(self, module: Any) -> int:
+        """How many inputs a row has; a bias is not counted."""
+        W: Tensor = getattr(module, self.weight)
+        return W.shape[0] if self.transposed else W[0].numel()
+
+    def without_bias(self, module: Any, z: Tensor) -> Tensor:
+        """Outputs of a batch minus the bias of the module."""
+        b = getattr(module, self.bias, None)
+        return z if b is None else z - b
+
+    def frozen_token(self, module: Any) -> int | None:
+        """The token whose weights get no gradient."""
+        return None
+
+    def resize(self, module: Any, shape: Sequence[int]) -> None:
+        """Tell the module that its weight has a new shape."""
+        of_outputs = int(self.transposed)
+        for attribute, size in zip(self.sizes, (shape[1 - of_outputs], shape[of_outputs]), strict=True):
+            if hasattr(module, attribute):
+                setattr(module, attribute, size)
+
+
+class Embedding(Kind):
+    """A table with one row of outputs for each token."""
+
+    sizes = ("num_embeddings", "embedding_dim")
+    transposed = True
+    one_hot = True
+
+    def example_axes(self, module: Any) -> int:
+        return 0
+
+    def rows(self, module: Any, x: Tensor) -> Tensor:
+        return x.reshape(1, -1)
+
+    def frozen_token(self, module: Any) -> int | None:
+        token: int | None = module.padding_idx
+        return token
+
+
+class Convolution(Kind):
+    """A matrix on the patches of a map, with the layer's own stride, padding, dilation and groups."""
+
+    sizes = ("in_channels", "out_channels")
+    convolution = True
+
+    def groups(self, module: Any) -> int:
+        return int(module.groups)
+
+    def example_axes(self, module: Any) -> int:
+        return 1 + len(module.kernel_size)
+
+    def rows(self, module: Any, x: Tensor) -> Tensor:
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        padded = functional.pad(_batched(module, x), _padding(module), mode=mode)
+        return _patches(module, padded, module.stride)
+
+    def output_rows(self, module: Any, z: Tensor) -> Tensor:
+        z = _batched(module, z).movedim(1, -1)
+        return z.reshape(-1, module.groups, module.out_channels // module.groups).transpose(0, 1)
+
+    def mean_rows(self, module: Any, x: Tensor) -> Tensor:
+        """As the MA-Echo release takes them: unpadded patches of the mean map, at stride 2."""
+        mean = _batched(module, x).mean(0, keepdim=True)
+        reach = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
+        if any(size < r for size, r in zip(mean.shape[2:], reach, strict=True)):
+            return self.rows(module, mean)  # no unpadded patch fits: the layer's own are the nearest thing
+        return _patches(module, mean, (2,) * len(module.kernel_size))
+
+    def copies(self, module: Any) -> int:
+        return math.prod(module.kernel_size)
+
+    def without_bias(self, module: Any, z: Tensor) -> Tensor:
+        return z if module.bias is None else z - module.bias.reshape(-1, *[1] * len(module.kernel_size))
+
+
+def _batched(module: nn.modules.conv._ConvNd, x: Tensor) -> Tensor:
+    return x.unsqueeze(0) if x.dim() == len(module.kernel_size) + 1 else x
+
+
+def _padding(module: nn.modules.conv._ConvNd) -> list[int]:
+    """In the order of pad: last axis first, before and after."""
+    sizes = list(zip(module.kernel_size, module.dilation, strict=True))
+    if module.padding == "same":
+        both = [(d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2) for k, d in sizes]
+    elif module.padding == "valid":
+        both = [(0, 0)] * len(sizes)
+    else:
+        both = [(int(p), int(p)) for p in module.padding]
+    return list(itertools.chain.from_iterable(reversed(both)))
+
+
+def _patches(module: nn.modules.conv._ConvNd, x: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Every patch under the kernel as a row, channels first as in the weight: [groups, batch · places, in]."""
+    axes = len(module.kernel_size)
+    for axis, (k, d, step) in enumerate(zip(module.kernel_size, module.dilation, stride, strict=True), start=2):
+        x = x.unfold(axis, d * (k - 1) + 1, step)[..., ::d]
+    # [batch, channels, *places, *kernel] -> [batch, *places, channels, *kernel]
+    x = x.permute(0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes))
+    n = math.prod(x.shape[: 1 + axes])
+    return x.reshape(n, module.groups, -1).transpose(0, 1)
+
+
+_KINDS: dict[type[nn.Module], Kind] = {}
+
+
+def register(module_type: type[nn.Module], kind: Kind) -> None:
+    """Make modules of this type, and of types derived from it, known as matrices."""
+    if not (isinstance(module_type, type) and issubclass(module_type, nn.Module)):
+        raise TypeError(f"a kind must be registered for a class of nn.Module, got {module_type!r}")
+    if not isinstance(kind, Kind):
+        raise TypeError(f"{module_type.__name__} must be registered with an object of a class of Kind, got {kind!r}")
+    _KINDS[module_type] = kind
+
+
+register(nn.Linear, Kind())
+register(nn.Embedding, Embedding())
+for _type in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+    register(_type, Convolution())
+
+
+def registered(module: nn.Module) -> bool:
+    """Whether the type of the module was itself registered, so that nothing of its forward is overridden."""
+    return type(module) in _KINDS
+
+
+def find(module: nn.Module) -> Kind | None:
+    """The kind of a module, by the nearest of its classes that was registered; None if it is no matrix."""
+    return next((_KINDS[c] for c in type(module).__mro__ if c in _KINDS), None)
+
+
+def of(module: nn.Module) -> Kind:
+    """The kind of a module that is a matrix."""
+    kind = find(module)
+    if kind is None:
+        raise TypeError(f"{type(module).__name__} is not known as a matrix")
+    return kind
+
+
+def rows(module: nn.Module, x: Tensor) -> Tensor:
+    """The rows [groups, n, in] that the module's weight multiplies when x comes in. Of tokens: integers [1, n]."""
+    return of(module).rows(module, x)
+
+
+def output_rows(module: nn.Module, z: Tensor) -> Tensor:
+    """What the module gave out, or a gradient of that shape, as rows [groups, n, out] in the order of `rows`."""
+    return of(module).output_rows(module, z)
+
+
+def mean_rows(module: nn.Module, x: Tensor) -> Tensor:
+    """The rows of the batch's mean input, as the MA-Echo release takes them."""
+    return of(module).mean_rows(module, x)
+
+
+def inputs(module: nn.Module) -> int:
+    """How many inputs a row has; a bias is not counted."""
+    return of(module).inputs(module)
+
+
+def without_bias(module: nn.Module, z: Tensor) -> Tensor:
+    """What the module gave out for a batch, minus its bias."""
+    return of(module).without_bias(module, z)
+
+
+def frozen_token(module: nn.Module) -> int | None:
+    """The token to whose weights the module gives no gradient: the padding of an embedding."""
+    return of(module).frozen_token(module)
+
+
+def examples_first(module: nn.Module, x: Tensor, z: Tensor, n: int) -> bool:
+    """Whether input and output have n examples on their first axis."""
+    return x.dim() > of(module).example_axes(module) and len(x) == len(z) == n
+
+
+def unbatched(module: nn.Module, x: Tensor) -> bool:
+    """Whether x is one example without a batch axis. A module that is no matrix (a norm) counts as fully connected."""
+    return x.dim() == (find(module) or Kind()).example_axes(module)
+
+
+def examples_at_once(module: nn.Module, x: Tensor) -> int:
+    """How many examples of x become rows of at most CHUNK entries; one at least. A module that is no matrix (a norm)
+    counts as fully connected."""
+    entries = x[0].numel() * (find(module) or Kind()).copies(module) if len(x) else 1
+    return max(1, CHUNK // max(1, entries))

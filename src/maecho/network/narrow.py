@@ -1,0 +1,55 @@
+"""Where a network is narrow: a layer through whose inputs passes all that the network makes of an example.
+
+The first fully connected layer behind others is narrow in most networks. Its inputs are what the convolutions found,
+before anything is decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maecho.network.attention import slow_path
+from maecho.network.forward import call
+from maecho.network.hooks import watching
+from maecho.network.layers import Architecture
+
+
+def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapping[str, Tensor]) -> str | None:
+    """The first fully connected layer that nothing goes around; the very first layer does not count.
+
+    To try a layer, the network gets inputs that are not a number and the layer gets zeros. If there is a way around
+    the layer, the output is not a number either.
+
+    Args:
+        model: left as it is.
+        architecture: of the model.
+        inputs: a batch.
+        seen: what reached each layer when the model ran this batch, in order of execution.
+    """
+    if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
+        return None
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    modules: dict[str, list[str]] = {}
+    for name, layer in architecture.layers.items():
+        modules.setdefault(layer.name, []).append(name)
+    for name in list(seen)[1:]:
+        one_row_each = seen[name].dim() == 2 and len(seen[name]) == len(inputs)
+        if not (architecture.layers[name].dense and one_row_each) or len(modules[name]) > 1:
+            continue
+        calls: list[None] = []
+
+        def blank(name: str, module: nn.Module, x: Tensor, calls: list[None] = calls) -> Tensor:
+            calls.append(None)
+            return torch.zeros_like(x)
+
+        tried = contextlib.suppress(RuntimeError, ValueError)
+        with watching(model, [name], blank), torch.no_grad(), slow_path(), tried:
+            output = call(model, torch.full_like(inputs, torch.nan), device)
+            if len(calls) == 1 and isinstance(output, Tensor) and bool(output.isfinite().all()):
+                return name
+    return None

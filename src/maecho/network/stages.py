@@ -1,0 +1,179 @@
+"""Which units of a network can be fitted at once, and in which order.
+
+Units whose inputs do not depend on each other form one stage. Poison finds what depends on what: weights that are not
+settled yet become NaN, and a unit whose input stays clean depends on settled weights alone. That takes one forward pass
+for each stage. Of the network it asks only that it runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from maecho.errors import UploadError
+from maecho.network import norms
+from maecho.network.attention import slow_path
+from maecho.network.forward import call, examples
+from maecho.network.hooks import watching
+from maecho.network.units import Unit, network
+
+OUTPUT = "."
+"""Stands for the output of the network among names of modules. No module has this name."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The units of a network in stages."""
+
+    stages: tuple[tuple[Unit, ...], ...]
+    """The first one depends on nothing but the inputs. It may be empty."""
+    head: str | None
+    """The unit whose rows are the classes."""
+    calls: Mapping[str, int]
+    """How often each module runs in one pass."""
+
+
+def plan(model: nn.Module, inputs: Any) -> Plan:
+    """Find the stages of a network, by a few passes over a batch of inputs.
+
+    The attentions of the network must be split. The model is left as it is.
+    """
+    if any(x.is_floating_point() and not x.isfinite().all() for x in tree_leaves(inputs) if isinstance(x, Tensor)):
+        raise UploadError("the inputs must be finite, got NaN or infinity")
+    model = copy.deepcopy(model).eval()
+    units = network(model)
+    run = _Runner(model, inputs)
+    if run.dirty(()):
+        raise UploadError("the network must give finite outputs for finite inputs to be planned, got NaN or infinity")
+    calls = dict(run.calls)
+    order = {name: unit for name in run.order for unit in units.values() if name in unit.modules}
+    joined = _joined(run, {unit.name: unit for unit in order.values()})
+    todo = list(dict.fromkeys(joined[unit.name] for unit in order.values() if unit.name in joined))
+    state = model.state_dict()
+    of_units = {name for unit in todo for name in unit.parameters(model)}
+    plain = {name for name in state if name not in of_units}
+    stages: list[tuple[Unit, ...]] = []
+    while todo:
+        unsettled = {name for unit in todo for name in unit.parameters(model)}
+        dirty = run.dirty(unsettled if stages else unsettled | plain)
+        stage = [unit for unit in todo if not dirty.intersection(unit.modules)]
+        if not stage and stages:
+            stage = [todo[0]]  # it feeds itself: a layer that is used twice in a row
+        stages.append(tuple(stage))
+        todo = [unit for unit in todo if unit not in stage]
+    return Plan(tuple(stages), _head(run, stages), calls)
+
+
+class _Runner:
+    """Runs one small batch through the network and keeps what it saw on the way."""
+
+    def __init__(self, model: nn.Module, inputs: Any):
+        self.model = model
+        self.inputs = _few(inputs)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.order: list[str] = []
+        """Modules in order of their last call, so that a unit comes after all that it depends on."""
+        self.calls: dict[str, int] = {}
+        self.shapes: dict[str, torch.Size] = {}
+        """The shape of each module's last output."""
+        self.followers: dict[str, str] = {}
+        """Layer -> the BatchNorm whose input is the layer's own output, unchanged."""
+        self.output: Any = None
+        self._watched = [name for unit in network(model).values() for name in unit.modules]
+
+    def dirty(self, poisoned: Sequence[str] | set[str], cleaned: Sequence[str] = ()) -> set[str]:
+        """Modules that a NaN reaches when the `poisoned` parameters are NaN and the `cleaned` modules give out zeros.
+
+        OUTPUT is among them if the network gives out a NaN.
+        """
+        state = self.model.state_dict()
+        kept = {name: state[name].clone() for name in poisoned}
+        for name in poisoned:
+            if state[name].is_floating_point():
+                state[name].fill_(float("nan"))
+        self.order, self.calls, self.followers = [], {}, {}
+        dirty: set[str] = set()
+        made: dict[int, tuple[str, Tensor, int]] = {}
+
+        def before(name: str, module: nn.Module, x: Tensor) -> None:
+            if name in self.order:
+                self.order.remove(name)
+            self.order.append(name)
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if x.is_floating_point() and not x.isfinite().all():
+                dirty.add(name)
+            source = made.get(id(x))
+            if source and isinstance(module, norms.BATCH_NORMS) and source[2] == x._version:
+                self.followers[source[0]] = name
+
+        def after(name: str, module: nn.Module, x: Tensor, z: Tensor) -> Tensor | None:
+            self.shapes[name] = z.shape
+            if name in cleaned:
+                return torch.zeros_like(z)
+            made[id(z)] = (name, z, z._version)
+            return None
+
+        try:
+            with watching(self.model, self._watched, before, after), torch.no_grad(), slow_path():
+                self.output = call(self.model, self.inputs, self.device)
+        finally:
+            for name, tensor in kept.items():
+                state[name].copy_(tensor)
+        leaves = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if not all(leaf.isfinite().all() for leaf in leaves):
+            dirty.add(OUTPUT)
+        return dirty
+
+
+def _joined(run: _Runner, units: dict[str, Unit]) -> dict[str, Unit]:
+    """The units by name. A layer is joined with a BatchNorm if nothing else reads the layer's output."""
+    once = {name for name, count in run.calls.items() if count == 1}
+    pairs = {
+        layer: norm
+        for layer, norm in run.followers.items()
+        if layer in units and norm in units and {layer, norm} <= once and len(units[layer].modules) == 1
+    }
+    matrices = {name for name, unit in units.items() if not (unit.layer.one_hot or unit.diagonal)}
+    pairs = {layer: norm for layer, norm in pairs.items() if layer in matrices}
+
+    def alone(chosen: Mapping[str, str]) -> bool:
+        poisoned = {name for layer in chosen for name in units[layer].parameters(run.model)}
+        return not run.dirty(poisoned, tuple(chosen.values())) - set(chosen.values())
+
+    if pairs and not alone(pairs):
+        pairs = {layer: norm for layer, norm in pairs.items() if alone({layer: norm})}
+    run.dirty(())
+    return {
+        name: replace(unit, norm=pairs[name]) if name in pairs else unit
+        for name, unit in units.items()
+        if name not in pairs.values()
+    }
+
+
+def _head(run: _Runner, stages: Sequence[Sequence[Unit]]) -> str | None:
+    """The last layer that ran, if its rows are the model's outputs and these depend on no other layer directly."""
+    run.dirty(())
+    matrices = {unit.modules[0]: unit for stage in stages for unit in stage if not unit.diagonal}
+    last = next((matrices[name] for name in reversed(run.order) if name in matrices), None)
+    if last is None or last.norm is not None or last.layer.one_hot or not isinstance(run.output, Tensor):
+        return None
+    module = last.modules[0]
+    if run.output.dim() != 2 or run.shapes[module] != run.output.shape or run.calls[module] != 1:
+        return None
+    everything = {name for stage in stages for unit in stage for name in unit.parameters(run.model)}
+    return last.name if OUTPUT not in run.dirty(everything, (module,)) else None
+
+
+def _few(inputs: Any) -> Any:
+    """The first two examples. An entry of a mapping that has no row for each example (a mask of places) stays whole."""
+    if isinstance(inputs, Mapping):
+        n = examples(inputs)
+        each = {key for key, value in inputs.items() if isinstance(value, Tensor) and value.dim() and len(value) == n}
+        return {key: value[:2] if key in each else value for key, value in inputs.items()}
+    return inputs[:2]
