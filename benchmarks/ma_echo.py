@@ -60,7 +60,9 @@ def main() -> None:
     print(f"{'clients':>8} {'ranks':>16} {'literal s':>10} {'factored s':>11} {'ratio':>6} {'difference':>11}")
     for count in (5, 10, 20, 50):
         uploads = make_uploads(count)
-        dense.update({n: [u.projectors[n].dense()[0] for u in uploads] for n in uploads[0].projectors})
+        dense.update(
+            {n: [u.statistics["projector"][n].dense()[0] for u in uploads] for n in uploads[0].statistics["projector"]}
+        )
 
         def fast(uploads: list[maecho.Upload] = uploads) -> maecho.Merged:
             return maecho.aggregate(uploads, "ma-echo")
@@ -69,7 +71,7 @@ def main() -> None:
         difference = max(float((fast_result[key] - value).norm() / value.norm()) for key, value in slow_result.items())
         slow_s = median_seconds(lambda uploads=uploads: literal(uploads), REPEATS)  # type: ignore[misc]
         fast_s = median_seconds(fast, REPEATS)
-        ranks = "/".join(str(spectrum.rank) for spectrum in uploads[0].projectors.values())
+        ranks = "/".join(str(spectrum.rank) for spectrum in uploads[0].statistics["projector"].values())
         print(f"{count:>8} {ranks:>16} {slow_s:>10.3f} {fast_s:>11.3f} {slow_s / fast_s:>6.1f} {difference:>11.1e}")
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from maecho.lab import data
-from maecho.statistics.scatter import ClassScatter
+from maecho.statistics.moments import ClassScatter
 from maecho.synthesis import leaves
 from maecho.synthesis.pseudo import draw
 

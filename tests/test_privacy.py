@@ -18,6 +18,10 @@ from torch import Tensor, nn
 
 import maecho
 from maecho import Privacy, RelayClient, Upload, UploadError, make_upload, relay
+from maecho.network.layers import Layer, read
+from maecho.network.units import Unit
+from maecho.statistics import Options
+from maecho.statistics.statistic import Setting
 from maecho.cli import app as cli
 from maecho.echo.fit import Regression, repaired
 from maecho.echo.observation import observe
@@ -26,8 +30,8 @@ from maecho.network.forward import forward
 from maecho.network.stages import plan
 from maecho.network.units import network as units
 from maecho.privacy import normal
-from maecho.statistics.noise import InputSums
 from maecho.upload import inspection
+from maecho.upload.private import ClippedSums
 from support.tiny import batches, network
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,8 +139,9 @@ def test_one_example_changes_the_moments_by_no_more_than_promised(
     privacy = Privacy(1.0, clip)
     model, _, x, y = case("linear", seed, scale=scale)
 
-    def sums(x: Tensor, y: Tensor) -> InputSums:
-        found = InputSums("c", clip, 3, True, "shared" if shared else "class")
+    def sums(x: Tensor, y: Tensor) -> ClippedSums:
+        setting = Setting("c", model, read(model), Options(covariance="shared" if shared else "class"))
+        found = ClippedSums(setting, clip, 3, True)
         for step in forward(model, [(x[:4], y[:4]), (x[4:], y[4:])], "c"):
             found.add(step)
         return found
@@ -218,7 +223,7 @@ def test_the_noise_on_moments_has_the_promised_scale() -> None:
     rows = x.double() * (clip / x.double().norm(dim=1, keepdim=True)).clamp(max=1)
     for _ in range(400):
         upload = make_upload(model, [(x.double(), y)], "c", rank=None, privacy=privacy)
-        moments = upload.moments
+        moments = upload.statistics["moments"]
         assert moments is not None
         assert int(moments.classes[0]) == 0
         n, mean = 4000.0, moments.means[0]
@@ -301,15 +306,16 @@ def test_a_relay_says_what_it_cost() -> None:
 def test_totals_are_mended_after_noise() -> None:
     gram = torch.diag(torch.tensor([4.0, 1.0, -2.0])).double().unsqueeze(0)
     totals = {"gram": gram, "cross": gram.clone(), "noise": torch.tensor(0.25), "prior": torch.ones(1, 3, 3)}
-    done = repaired(totals, torch.tensor(10.0), bias=False)
+    plain, biased, tokens = Layer("0", "w"), Layer("0", "w", "b"), Layer("0", "w", transposed=True, one_hot=True)
+    done = repaired(Unit(plain, ("0",)), totals, torch.tensor(10.0))
     torch.testing.assert_close(done["gram"], gram.clamp(min=0))
     assert torch.linalg.eigvalsh(done["gram"]).min() >= 0
     assert float(done["floor"]) == pytest.approx(3**0.5 * 0.5)
     assert "noise" not in done
-    row = repaired({**totals, "gram": torch.tensor([[[3.0, -1.0]]])}, torch.tensor(10.0), bias=False)
+    row = repaired(Unit(tokens, ("0",)), {**totals, "gram": torch.tensor([[[3.0, -1.0]]])}, torch.tensor(10.0))
     assert row["gram"].tolist() == [[[3.0, 0.0]]]
     turned = torch.linalg.qr(torch.randn(3, 3, generator=rng()).double())[0]
-    scaled = repaired({**totals, "gram": turned @ gram @ turned.mT}, torch.tensor(10.0), bias=True)
+    scaled = repaired(Unit(biased, ("0",)), {**totals, "gram": turned @ gram @ turned.mT}, torch.tensor(10.0))
     assert float(scaled["gram"][0, -1, -1]) == pytest.approx(10), "examples weigh what they are in number"
     assert torch.equal(scaled["prior"], totals["prior"])
 
@@ -339,12 +345,12 @@ def test_an_upload_with_privacy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     only = [(x[y != 1], y[y != 1]) for x, y in data]
     upload = make_upload(network(), only, "ann", privacy=Privacy(1.0, 2.0, generator=rng()))
     assert upload.has == {"moments", "classes"}
-    assert upload.moments is not None
-    assert upload.class_counts is not None
-    assert upload.moments.classes.tolist() == [0, 2], "a class without examples drowns in its noise"
-    assert upload.class_counts[1] == 0
-    assert upload.moments.counts.tolist() == upload.class_counts[[0, 2]].tolist()
-    assert upload.class_counts.tolist() == pytest.approx([1000, 0, 1000], abs=10)
+    assert upload.statistics.get("moments") is not None
+    assert upload.statistics.get("classes") is not None
+    assert upload.statistics["moments"].classes.tolist() == [0, 2], "a class without examples drowns in its noise"
+    assert upload.statistics["classes"][1] == 0
+    assert upload.statistics["moments"].counts.tolist() == upload.statistics["classes"][[0, 2]].tolist()
+    assert upload.statistics["classes"].tolist() == pytest.approx([1000, 0, 1000], abs=10)
     said = upload.recipe["privacy"]
     assert said["epsilon"] == pytest.approx(Privacy(1.0, 2.0).epsilon())
     assert "weights themselves are not covered" in said["covers"]
@@ -365,15 +371,15 @@ def test_uploads_without_labels_or_of_tokens_or_with_one_covariance() -> None:
     privacy = Privacy(1.0, 2.0, generator=rng())
     bare = make_upload(network(), [x for x, _ in batches(300)], "ann", privacy=privacy)
     assert bare.has == {"moments"}
-    assert bare.moments is not None
-    assert bare.moments.classes.tolist() == [-1]
+    assert bare.statistics.get("moments") is not None
+    assert bare.statistics["moments"].classes.tolist() == [-1]
     assert "no whole-number label" in bare.recipe["not_sent"]["classes"]
     own, _, x, y = case("text", 0, n=300)
     counted = make_upload(own, [(x, y)], "ann", ("classes",), privacy=privacy)
     assert counted.has == {"classes"}
     shared = make_upload(network(), batches(300), "ann", rank=None, covariance="shared", privacy=privacy)
-    assert shared.moments is not None
-    assert len(shared.moments.covariances) == 1
+    assert shared.statistics.get("moments") is not None
+    assert len(shared.statistics["moments"].covariances) == 1
     with pytest.raises(
         UploadError, match="ann: moments must be of inputs that are one tensor of real numbers, got oth"
     ):
@@ -387,11 +393,13 @@ def test_little_noise_gives_the_plain_moments() -> None:
         private = make_upload(
             network().double(), _double(data), "c", rank=None, covariance=covariance, privacy=Privacy(1e-12, 100.0)
         )
-        assert plain.moments is not None
-        assert private.moments is not None
-        assert torch.equal(plain.moments.counts, private.moments.counts)
-        torch.testing.assert_close(plain.moments.means, private.moments.means)
-        for one, other in zip(plain.moments.covariances, private.moments.covariances, strict=True):
+        assert plain.statistics.get("moments") is not None
+        assert private.statistics.get("moments") is not None
+        assert torch.equal(plain.statistics["moments"].counts, private.statistics["moments"].counts)
+        torch.testing.assert_close(plain.statistics["moments"].means, private.statistics["moments"].means)
+        for one, other in zip(
+            plain.statistics["moments"].covariances, private.statistics["moments"].covariances, strict=True
+        ):
             torch.testing.assert_close(one.dense(), other.dense())
 
 
@@ -463,7 +471,7 @@ def test_networks_in_which_one_example_has_no_bound_are_refused(model: nn.Module
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"statistics": ("gram",)}, "with privacy the statistics must be among moments, classes, got 'gram'"),
+        ({"statistics": ("gram",)}, "with privacy the statistics must be among classes, moments, got 'gram'"),
         ({"gaussians": 2}, "with privacy there must be one Gaussian a class, got gaussians=2"),
         ({"privacy": Privacy(1000.0, 1.0, generator=rng())}, "some class must have .* examples to be seen, got none"),
         ({"batches": []}, "the batches must hold at least one example, got none"),

@@ -58,8 +58,8 @@ def test_targets_are_the_sums_by_class() -> None:
     H = network(0, torch.float64)[:4](X).detach()
     for label in range(5):
         own = H[label == Y]
-        torch.testing.assert_close(upload.targets[label, :7], own.sum(0))  # type: ignore[index]
-        assert float(upload.targets[label, 7]) == pytest.approx(len(own))  # type: ignore[index]
+        torch.testing.assert_close(upload.statistics["targets"][label, :7], own.sum(0))  # type: ignore[index]
+        assert float(upload.statistics["targets"][label, 7]) == pytest.approx(len(own))  # type: ignore[index]
 
 
 def test_without_a_ridge_it_is_least_squares() -> None:
@@ -141,7 +141,7 @@ class Twice(nn.Module):
 def test_when_there_are_no_targets_the_upload_says_why(model: nn.Module, labels: bool, why: str) -> None:
     x, y = X.float(), Y % 3
     upload = make_upload(model, [(x, y)] if labels else [x], "ann", STATISTICS)
-    assert upload.targets is None
+    assert upload.statistics.get("targets") is None
     assert why in upload.recipe["not_sent"]["targets"]
     with refused("ann", "afl needs the statistic 'targets'"):
         maecho.aggregate([upload], "afl")

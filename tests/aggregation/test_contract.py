@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import maecho
-from maecho.statistics.gather import STATISTICS
+from maecho.statistics import STATISTICS
 from maecho.upload.client import make_upload
 from support.clients import batches, clients, network
 from support.contract import EVERY, Everything, close, everything, skip_pfnm, skip_tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 import maecho
 from maecho.upload.client import make_upload
 from support.clients import batches, clients
-from support.tiny import refused
+from support.tiny import refused, stated
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.1])
@@ -22,7 +21,7 @@ def test_the_merge_is_the_weighted_average(ridge: float, weighting: Any) -> None
     merged = maecho.aggregate(given, "fisher", ridge=ridge, weighting=weighting)
     average = maecho.aggregate(given, "fedavg", weighting=weighting)
     for name in merged:
-        F = [u.fisher[name] / (1 if weighting == "examples" else u.examples) for u in given]
+        F = [u.statistics["fisher"][name] / (1 if weighting == "examples" else u.examples) for u in given]
         total = sum(F)
         pull = ridge * total.mean()  # type: ignore[union-attr]
         top = sum(f * u.weights[name] for f, u in zip(F, given, strict=True)) + pull * average[name]
@@ -33,7 +32,7 @@ def test_the_merge_is_the_weighted_average(ridge: float, weighting: Any) -> None
 
 def test_where_nobody_has_information_the_average_stands() -> None:
     given = clients(2, torch.float64)
-    silent = [replace(u, fisher={n: F * (n != "2.weight") for n, F in u.fisher.items()}) for u in given]
+    silent = [stated(u, fisher={n: F * (n != "2.weight") for n, F in u.statistics["fisher"].items()}) for u in given]
     for ridge in (0.0, 1e-3):
         merged, average = maecho.aggregate(silent, "fisher", ridge=ridge), maecho.aggregate(given, "fedavg")
         torch.testing.assert_close(merged["2.weight"], average["2.weight"])
@@ -42,9 +41,9 @@ def test_where_nobody_has_information_the_average_stands() -> None:
 
 def test_a_client_that_alone_has_information_is_followed() -> None:
     one, two = clients(2, torch.float64)
-    deaf = replace(two, fisher={name: torch.zeros_like(F) for name, F in two.fisher.items()})
+    deaf = stated(two, fisher={name: torch.zeros_like(F) for name, F in two.statistics["fisher"].items()})
     merged = maecho.aggregate([one, deaf], "fisher", ridge=0.0)
-    for name, F in one.fisher.items():
+    for name, F in one.statistics["fisher"].items():
         torch.testing.assert_close(merged[name][F > 0], one.weights[name][F > 0])
 
 
@@ -67,7 +66,7 @@ def test_normalisation_is_merged_and_buffers_are_averaged() -> None:
 def test_clients_speak_of_the_same_parameters() -> None:
     model = nn.Sequential(nn.Linear(12, 6), nn.LayerNorm(6), nn.Linear(6, 5))
     ann, bob = (make_upload(model, batches(), client, ["fisher"]) for client in ("ann", "bob"))
-    less = replace(bob, fisher={name: F for name, F in bob.fisher.items() if name != "1.weight"})
+    less = stated(bob, fisher={name: F for name, F in bob.statistics["fisher"].items() if name != "1.weight"})
     with refused("bob", "fisher of '1.weight'", "as in ann", "got none"):
         maecho.aggregate([ann, less], "fisher")
     with refused("ann", "fisher of '1.weight'", "as in bob", "got one"):

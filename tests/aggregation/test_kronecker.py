@@ -14,6 +14,7 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.sylvester import Sylvester
 from maecho.upload.client import make_upload
 from support.clients import ZOO, batches, clients, network, rng
+from support.tiny import stated
 
 EXACT: dict[str, Any] = {"tolerance": 1e-12, "ridge": 1e-2, "damping": 0.0}
 
@@ -91,7 +92,7 @@ def test_one_client_comes_back_wherever_it_has_information(name: str) -> None:
 def with_outputs(upload: maecho.Upload, scale: float) -> maecho.Upload:
     """B_i = scale · I."""
     eyes = {layer.name: scale * torch.eye(layer.shape(upload.weights)[1]) for layer in upload.layers}
-    return replace(upload, gradients=eyes)
+    return stated(upload, gradients=eyes)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 1e-1])
@@ -128,8 +129,8 @@ def test_uploads_give_the_dense_solve() -> None:
     for layer in uploads[0].layers:
         expected = dense_solution(
             [layer.matrix(u.weights) for u in uploads],
-            [u.grams[layer.name].dense() for u in uploads],
-            [u.gradients[layer.name].dense() / u.examples for u in uploads],
+            [u.statistics["gram"][layer.name].dense() for u in uploads],
+            [u.statistics["gradients"][layer.name].dense() / u.examples for u in uploads],
             layer.matrix(average),
             EXACT["ridge"],
         )
@@ -152,8 +153,11 @@ def test_damping_is_on_the_diagonals(damping: Any, weighting: Any) -> None:
         count = [u.examples if weighting == "examples" else 1 for u in uploads]
         expected = dense_solution(
             [layer.matrix(u.weights) for u in uploads],
-            [damped(u.grams[layer.name].dense() / u.examples) for u in uploads],
-            [damped(u.gradients[layer.name].dense() / u.examples) * n for u, n in zip(uploads, count, strict=True)],
+            [damped(u.statistics["gram"][layer.name].dense() / u.examples) for u in uploads],
+            [
+                damped(u.statistics["gradients"][layer.name].dense() / u.examples) * n
+                for u, n in zip(uploads, count, strict=True)
+            ],
             layer.matrix(average),
             0.0,
         )
@@ -174,8 +178,8 @@ def test_an_embedding_is_solved_token_by_token() -> None:
     average = torch.stack([m[0].weight.detach() for m in models]).mean(0)
     expected = dense_solution(
         [layer.matrix(u.weights) for u in uploads],
-        [u.grams["0"].dense() for u in uploads],
-        [u.gradients["0"].dense() / u.examples for u in uploads],
+        [u.statistics["gram"]["0"].dense() for u in uploads],
+        [u.statistics["gradients"]["0"].dense() / u.examples for u in uploads],
         average.T.unsqueeze(0),
         EXACT["ridge"],
     )
@@ -198,7 +202,10 @@ def test_too_few_iterations_are_not_passed_over() -> None:
 
 def test_layers_without_information_are_named_as_averaged() -> None:
     given = clients(2)
-    silent = [replace(u, gradients={n: B.map(lambda s: s * (n != "2")) for n, B in u.gradients.items()}) for u in given]  # noqa: B023
+    silent = [
+        stated(u, gradients={n: B.map(lambda s, n=n: s * (n != "2")) for n, B in u.statistics["gradients"].items()})
+        for u in given
+    ]
     merged, average = maecho.aggregate(silent, "kronecker"), maecho.aggregate(given, "fedavg")
     assert merged.averaged == ("2.weight", "2.bias")
     torch.testing.assert_close(merged["2.weight"], average["2.weight"])

@@ -15,7 +15,8 @@ from maecho.aggregation import Iteration, MAEcho
 from maecho.aggregation.iteration import Columns, Echo, Steps, echo
 from maecho.aggregation.limits import Limit
 from maecho.linalg.simplex import capped_simplex
-from maecho.linalg.spectra import Spectrum
+from maecho.linalg.spectra import Spectrum, projector
+from maecho.linalg.symmetric import Diagonal
 from maecho.upload.upload import Upload
 from support.clients import batches, clients, network, rng
 
@@ -130,7 +131,7 @@ def test_released_limit_is_regmean_with_a_prior() -> None:
     grams = [(x.T @ x).unsqueeze(0) for x in X]
     limit = Limit(Steps(1.6, 1.6, 1.6))
     for w, G in zip(W, grams, strict=True):
-        limit.add(w, Spectrum.of_dense(G).projector(1e-6))
+        limit.add(w, projector(Spectrum.of_dense(G), 1e-6))
     regmean = sum(w @ G for w, G in zip(W, grams, strict=True)) @ torch.linalg.inv(sum(grams))  # type: ignore[arg-type]
     torch.testing.assert_close(limit.matrix(average(W)), regmean, rtol=1e-5, atol=1e-5)
 
@@ -138,7 +139,7 @@ def test_released_limit_is_regmean_with_a_prior() -> None:
 def test_a_diagonal_is_iterated_like_its_matrix() -> None:
     W, _ = problem(n=3, d=5)
     s = torch.rand(3, 1, 5, generator=rng(2), dtype=torch.float64) * 0.9
-    diagonal = [Spectrum.of_diagonal(row) for row in s]
+    diagonal = [Diagonal(row) for row in s]
     full = [Spectrum(row, torch.eye(5, dtype=torch.float64).unsqueeze(0)) for row in s]
     for form in (*FORMS.values(), Steps(0.5, 1.0, 0.5, alpha=lambda Q: torch.softmax(Q.diagonal(), 0))):
         one, other = run(form, 10, W, diagonal), run(form, 10, W, full)
@@ -170,7 +171,7 @@ def test_the_whole_method_on_uploads_is_the_literal_loop_on_every_layer() -> Non
     merged = maecho.aggregate(uploads, "ma-echo", steps=25)
     for layer in uploads[0].layers[:-1]:
         W = [layer.matrix(u.weights)[0] for u in uploads]
-        P = [u.projectors[layer.name].dense()[0] for u in uploads]
+        P = [u.statistics["projector"][layer.name].dense()[0] for u in uploads]
         torch.testing.assert_close(layer.matrix(merged)[0], one_shot.as_released(W, P, 25))
 
 
@@ -237,7 +238,7 @@ def test_released_settings_depend_on_convolutions() -> None:
 def test_exact_projector_comes_from_the_gram() -> None:
     upload = clients(1, torch.float64, rank=None)[0]
     P = MAEcho(projector="exact", damping=0.1).spectrum(upload, "0").dense()[0]
-    G = upload.grams["0"].dense()[0]
+    G = upload.statistics["gram"]["0"].dense()[0]
     z = 0.1 * G.trace() / len(G)
     torch.testing.assert_close(P, G @ torch.linalg.inv(G + z * torch.eye(len(G), dtype=torch.float64)))
 

@@ -44,7 +44,7 @@ def test_a_large_ridge_is_the_average_and_full_shrinkage_a_diagonal_solve() -> N
     for key in average:
         torch.testing.assert_close(strong[key], average[key], rtol=1e-6, atol=1e-6)
     layer = uploads[0].layers[0]
-    diagonals = [u.grams["0"].dense().diagonal(dim1=-2, dim2=-1) for u in uploads]
+    diagonals = [u.statistics["gram"]["0"].dense().diagonal(dim1=-2, dim2=-1) for u in uploads]
     sums = sum(layer.matrix(u.weights) * d.unsqueeze(1) for u, d in zip(uploads, diagonals, strict=True))
     got = layer.matrix(maecho.aggregate(uploads, "regmean", ridge=0.0, shrink=0.0))
     torch.testing.assert_close(got, sums / sum(diagonals).unsqueeze(1))  # type: ignore[union-attr]

@@ -20,6 +20,7 @@ from maecho.network.tracing import derive
 from support.clients import batches, clients, network, rng
 from support.contract import close
 from support.networks import NETWORKS, copies
+from support.tiny import stated
 
 METHODS = ["ot", "ma-echo+ot"]
 BOTH: dict[str, Any] = {"metric": "activations", "probes": 200}
@@ -105,8 +106,8 @@ def test_order_of_clients_does_not_matter(method: str) -> None:
 def test_a_soft_map_moves_weights_and_statistics() -> None:
     uploads = clients(2, torch.float64)
     aligned = Alignment(transport="sinkhorn", model=network(), reference="client-0", **BOTH).align(uploads)[1]
-    assert float(aligned.grams["2"].values.sum()) <= float(uploads[1].grams["2"].values.sum())
-    assert aligned.grams["2"].complaint() is None
+    assert float(aligned.statistics["gram"]["2"].values.sum()) <= float(uploads[1].statistics["gram"]["2"].values.sum())
+    assert aligned.statistics["gram"]["2"].complaint() is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -184,7 +185,7 @@ def test_what_is_missing_is_named(method: str) -> None:
         maecho.aggregate(uploads, method, metric="activations")
     with pytest.raises(UploadError, match=rf"{named}: model must have 9x12 for '0\.weight' .*got 9x11"):
         maecho.aggregate(uploads, method, metric="activations", model=_narrow())
-    poor = [replace(upload, moments=None) for upload in uploads]
+    poor = [stated(upload, moments=None) for upload in uploads]
     with pytest.raises(UploadError, match=rf"client-0: {named} needs the statistic 'moments', got"):
         maecho.aggregate(poor, method, model=network(), metric="activations")
     with pytest.raises(UploadError, match="client-0: ot needs the statistic 'moments', got"):

@@ -77,7 +77,7 @@ def test_soft_statistics_are_those_of_the_mixed_inputs() -> None:
     alignment = Alignment(transport="sinkhorn", model=network(), reference="c0")
     aligned = alignment.align(uploads)[1]
     # A convex mix of neurons cannot have more energy than the neurons.
-    before, after = uploads[1].grams["2"], aligned.grams["2"]
+    before, after = uploads[1].statistics["gram"]["2"], aligned.statistics["gram"]["2"]
     assert float(after.values.sum()) <= float(before.values.sum())
     assert after.complaint() is None
     assert maecho.aggregate(uploads, "ot", transport="sinkhorn", model=network()).recipe["clients"] == 2

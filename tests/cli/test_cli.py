@@ -22,7 +22,7 @@ from maecho import METHODS, Ensemble, Merged, Upload, __version__, aggregate, ev
 from maecho.cli import app as cli
 from maecho.cli import factories as named
 from maecho.lab import demo, experiment
-from maecho.statistics.gather import STATISTICS
+from maecho.statistics import STATISTICS
 from maecho.upload import storage as files
 from support.tiny import QUICK, cases
 
@@ -147,7 +147,7 @@ def test_upload_narrowed(module: str, run: Run) -> None:
     about = run(f"upload {given} --statistics gram,classes --rank 2 --json").json
     assert about["statistics"] == ["classes", "gram"]
     assert {entry["rank"] for entry in about["tensors"]} == {2, None}
-    assert all(gram.rank == 2 for gram in Upload.load("ann.safetensors").grams.values())
+    assert all(gram.rank == 2 for gram in Upload.load("ann.safetensors").statistics["gram"].values())
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -193,7 +193,7 @@ def test_evaluate_an_ensemble(module: str, uploads: list[Path], run: Run, by: An
     members = "--weights ann.safetensors --weights bob.safetensors"
     said = run(f"evaluate --model {module}:network {members} --by {by} --data {module}:ann --json").json
     models = [named.model(f"{module}:network", path) for path in uploads]
-    counts = [Upload.load(path).class_counts for path in uploads]
+    counts = [Upload.load(path).statistics["classes"] for path in uploads]
     assert said["accuracy"] == evaluate(Ensemble(models, by, counts), named.batches(f"{module}:ann")).accuracy
 
 

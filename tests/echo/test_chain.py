@@ -70,7 +70,7 @@ def test_chunks_are_other_draws_of_the_same_number() -> None:
     """How many come from each Gaussian does not hang on the chunk. Which ones does, as on the seed (torch fills sixteen
     numbers at a time): with many draws, as little as that."""
     given = uploads()
-    moments = given[0].moments
+    moments = given[0].statistics["moments"]
     assert moments is not None
     numbers = [[y.tolist() for _, y in PseudoInputs(moments, 333, chunk) if y is not None] for chunk in (7, 50, 10**6)]
     flat = [[label for labels in chunks for label in labels] for chunks in numbers]

@@ -240,8 +240,8 @@ def test_projectors_are_those_of_one_batch_at_a_time(size: int) -> None:
         make_upload(model, data.batches(digits.x_train, digits.y_train, n), "ann", ["projector"], rank=None)
         for n in (size, at_once)
     )
-    for name, P in one.projectors.items():
-        torch.testing.assert_close(P.dense(), other.projectors[name].dense(), rtol=0, atol=1e-6)
+    for name, P in one.statistics["projector"].items():
+        torch.testing.assert_close(P.dense(), other.statistics["projector"][name].dense(), rtol=0, atol=1e-6)
 
 
 def test_same_and_different_initialisations_share_nothing_but_the_split(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def test_tied_weights_are_one_tensor_with_the_inputs_of_all() -> None:
     assert upload.aliases == {"second.weight": "first.weight", "out.weight": "embed.weight"}
     assert "second.weight" not in upload.weights
     rows = torch.cat(seen).double()
-    torch.testing.assert_close(upload.grams["first"].dense()[0].double(), rows.T @ rows, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        upload.statistics["gram"]["first"].dense()[0].double(), rows.T @ rows, rtol=1e-4, atol=1e-4
+    )
     merged = maecho.aggregate([upload], "regmean")
     assert merged.keys() == model.state_dict().keys()
     torch.testing.assert_close(merged["out.weight"], merged["embed.weight"])
@@ -75,7 +77,7 @@ def test_a_module_used_twice_counts_twice() -> None:
 
     model, x = Twice(), torch.randn(10, 4, generator=rng())
     upload = maecho.make_upload(model, [x], "a", statistics=["gram"], rank=None)
-    assert float(upload.grams["layer"].dense()[0, -1, -1]) == pytest.approx(20)
+    assert float(upload.statistics["gram"]["layer"].dense()[0, -1, -1]) == pytest.approx(20)
 
 
 def test_what_has_no_matrix_is_named_and_an_unknown_layer_warned_of() -> None:

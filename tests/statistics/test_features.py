@@ -15,13 +15,12 @@ from maecho.alignment.transport import Alignment
 from maecho.echo import players as drawing
 from maecho.echo.correction import MAP_DRAWS, Correction
 from maecho.lab.training import LocalTraining
+from maecho.linalg.gaussians import Gaussians
 from maecho.network.spaces import permute
 from maecho.network.tracing import derive
-from maecho.statistics.gaussians import Moments
 from maecho.synthesis.pseudo import PseudoInputs, draw
 from support.clients import batches, network, rng
-from support.tiny import changed as tiny_changed
-from support.tiny import refused
+from support.tiny import refused, stated
 from support.tiny import upload as tiny_upload
 
 
@@ -35,7 +34,10 @@ def test_tokens_have_no_features() -> None:
 def test_they_are_the_moments_of_what_reaches_the_layer_and_other_sums_do_not_notice() -> None:
     data = batches()
     upload = maecho.make_upload(network(), data, "ann", ["gram", "features"], rank=None)
-    (name, found), (x, y) = next(iter(upload.features.items())), (torch.cat(part) for part in zip(*data, strict=True))
+    (name, found), (x, y) = (
+        next(iter(upload.statistics["features"].items())),
+        (torch.cat(part) for part in zip(*data, strict=True)),
+    )
     rows = network()[:2](x).double().detach()
     assert name == "2"
     for k, label in enumerate(found.classes.tolist()):
@@ -46,8 +48,8 @@ def test_they_are_the_moments_of_what_reaches_the_layer_and_other_sums_do_not_no
             found.covariances[k].dense()[0].double(), own.T.cov(correction=0), rtol=1e-4, atol=1e-5
         )
     bare = maecho.make_upload(network(), data, "ann", ["gram"], rank=None)
-    for layer, gram in bare.grams.items():
-        torch.testing.assert_close(upload.grams[layer].dense(), gram.dense(), rtol=0, atol=0)
+    for layer, gram in bare.statistics["gram"].items():
+        torch.testing.assert_close(upload.statistics["gram"][layer].dense(), gram.dense(), rtol=0, atol=0)
 
 
 def test_they_travel(tmp_path: Path) -> None:
@@ -56,8 +58,10 @@ def test_they_travel(tmp_path: Path) -> None:
     back = maecho.Upload.load(tmp_path / "ann.safetensors")
     assert back.tensors().keys() == upload.tensors().keys()
     assert all(torch.equal(tensor, upload.tensors()[name]) for name, tensor in back.tensors().items())
-    assert maecho.Upload.load(tmp_path / "ann.safetensors", only=["moments"]).features == {}
-    assert upload.features["2"].residual is not None, "cut to a size, what is lost of the variances is kept"
+    assert maecho.Upload.load(tmp_path / "ann.safetensors", only=["moments"]).statistics.get("features", {}) == {}
+    assert upload.statistics["features"]["2"].residual is not None, (
+        "cut to a size, what is lost of the variances is kept"
+    )
 
 
 def test_aligned_they_are_those_of_the_reference() -> None:
@@ -68,14 +72,14 @@ def test_aligned_they_are_those_of_the_reference() -> None:
     orders = {space.name: torch.randperm(space.size, generator=rng(space.size)) for space in spaces}
     other.load_state_dict(permute(other.state_dict(), spaces, orders))
     uploads = [maecho.make_upload(m, data, c, rank=None) for m, c in ((model, "ann"), (other, "bob"))]
-    cut = [replace(u, features={n: m.cut(lambda _: 2) for n, m in u.features.items()}) for u in uploads]
+    cut = [stated(u, features={n: m.cut(lambda _: 2) for n, m in u.statistics["features"].items()}) for u in uploads]
     for one, two in (Alignment().align(uploads), Alignment().align(cut)):
-        first, second = one.features["2"], two.features["2"]
+        first, second = one.statistics["features"]["2"], two.statistics["features"]["2"]
         torch.testing.assert_close(first.means, second.means, rtol=1e-5, atol=1e-5)
         for a, b in zip(first.covariances, second.covariances, strict=True):
             torch.testing.assert_close(a.dense(), b.dense(), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(first.variances, second.variances, rtol=1e-4, atol=1e-4)
-    soft = Alignment(transport="sinkhorn").align(cut)[1].features["2"]
+    soft = Alignment(transport="sinkhorn").align(cut)[1].statistics["features"]["2"]
     assert soft.means.isfinite().all()
 
 
@@ -91,7 +95,7 @@ def test_aligned_they_are_those_of_the_reference() -> None:
 )
 def test_what_is_wrong_is_named(change: Any, parts: tuple[str, ...]) -> None:
     with refused(*parts):
-        tiny_changed(features=change(tiny_upload().features["2"]))
+        stated(tiny_upload(), features=change(tiny_upload().statistics["features"]["2"]))
 
 
 def squares(seed: int, n: int = 600) -> tuple[Tensor, Tensor]:
@@ -132,8 +136,14 @@ def test_one_client_comes_back_through_its_features() -> None:
 
 
 def correction(upload: maecho.Upload, ridge: float = 0.0) -> Correction:
-    assert upload.moments is not None
-    return Correction(PseudoInputs(upload.moments, 2000, 100, dtype=torch.float64), "2", upload.features["2"], 0, ridge)
+    assert upload.statistics.get("moments") is not None
+    return Correction(
+        PseudoInputs(upload.statistics["moments"], 2000, 100, dtype=torch.float64),
+        "2",
+        upload.statistics["features"]["2"],
+        0,
+        ridge,
+    )
 
 
 def test_what_follows_is_fitted_on_more_draws_than_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +166,11 @@ def test_layers_of_any_name_travel(tmp_path: Path) -> None:
     model.add_module("c/means", nn.Linear(4, 5))
     upload = maecho.make_upload(model, batches(), "ann")
     upload.save(tmp_path / "ann.safetensors")
-    assert maecho.Upload.load(tmp_path / "ann.safetensors").features.keys() == upload.features.keys() == {"c/means"}
+    assert (
+        maecho.Upload.load(tmp_path / "ann.safetensors").statistics["features"].keys()
+        == upload.statistics["features"].keys()
+        == {"c/means"}
+    )
 
 
 def test_where_networks_agree_features_follow_as_they_are() -> None:
@@ -191,7 +205,7 @@ def test_features_follow_a_linear_change_of_the_network() -> None:
         handle.remove()
     f, h, y = torch.cat(got["own"]), torch.cat(got["merged"]), torch.cat([one for one in labels if one is not None])
     torch.testing.assert_close(h, f @ A.T, rtol=0, atol=1e-5)
-    told = upload.features["2"]
+    told = upload.statistics["features"]["2"]
     for k, label in enumerate(told.classes.tolist()):
         spread = told.variances[k].sqrt() / (y == label).sum().sqrt()
         assert bool(((f[y == label].mean(0) - told.means[k]).abs() < 5 * spread).all())
@@ -221,7 +235,7 @@ def test_what_is_cut_off_is_kept_in_the_coordinates_that_suit_it() -> None:
     speckled = torch.randn(400, 2, 8, 8, generator=rng()) * torch.rand(2, 8, 8, generator=rng(1)).round()
     for x, expected in ((smooth, True), (speckled, False)):
         upload = maecho.make_upload(nn.Sequential(nn.Flatten(), nn.Linear(128, 2)), [x], "ann", ["moments"], rank=None)
-        whole = upload.moments
+        whole = upload.statistics["moments"]
         assert whole is not None
         cut = whole.cut(lambda _: 4)
         assert cut.in_cosines is expected
@@ -235,10 +249,10 @@ def test_what_is_cut_off_is_kept_in_the_coordinates_that_suit_it() -> None:
 def test_cosines_travel(tmp_path: Path) -> None:
     smooth = torch.nn.functional.interpolate(torch.randn(50, 1, 3, 3, generator=rng()), size=6, mode="bilinear")
     upload = maecho.make_upload(nn.Sequential(nn.Flatten(), nn.Linear(36, 2)), [smooth], "ann", ["moments"], rank=2)
-    assert upload.moments is not None
-    assert upload.moments.in_cosines
+    assert upload.statistics.get("moments") is not None
+    assert upload.statistics["moments"].in_cosines
     upload.save(tmp_path / "a.safetensors")
-    back = maecho.Upload.load(tmp_path / "a.safetensors").moments
-    assert isinstance(back, Moments)
+    back = maecho.Upload.load(tmp_path / "a.safetensors").statistics["moments"]
+    assert isinstance(back, Gaussians)
     assert back.in_cosines
-    torch.testing.assert_close(back.variances, upload.moments.variances, rtol=0, atol=0)
+    torch.testing.assert_close(back.variances, upload.statistics["moments"].variances, rtol=0, atol=0)

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 import maecho
 from maecho.linalg import recursion
+from maecho.linalg.gaussians import NO_CLASS
 from maecho.linalg.recursion import MeanRecursion
+from maecho.linalg.scatter import SKETCH, Scatter
+from maecho.linalg.symmetric import Diagonal
 from maecho.network.kinds import rows
-from maecho.statistics.gather import STATISTICS
-from maecho.statistics.gaussians import NO_CLASS
-from maecho.statistics.scatter import SKETCH, ClassScatter, Scatter
+from maecho.statistics import STATISTICS
+from maecho.statistics.moments import ClassScatter
 from maecho.upload.client import make_upload
 from support.clients import batches, network, rng
 from support.tiny import QUICK
@@ -26,7 +28,9 @@ def test_gram_is_the_sum_over_all_rows() -> None:
     for name, index in (("0", 0), ("2", 2), ("4", 4)):
         h = model[:index](x) if index else x
         ones = torch.cat([h, torch.ones(len(h), 1)], 1)
-        torch.testing.assert_close(upload.grams[name].dense()[0].double(), ones.T @ ones, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            upload.statistics["gram"][name].dense()[0].double(), ones.T @ ones, rtol=1e-4, atol=1e-3
+        )
 
 
 def test_ten_million_rows_lose_no_precision() -> None:
@@ -35,7 +39,7 @@ def test_ten_million_rows_lose_no_precision() -> None:
     x = torch.full((size, 1), 0.1)
     upload = make_upload(model, (x for _ in range(count)), "a", statistics=["gram"], rank=None)
     exact = float(x[0, 0].double())
-    s, U = upload.grams["0"].values[0], upload.grams["0"].basis[0].double()  # type: ignore[index]
+    s, U = upload.statistics["gram"]["0"].values[0], upload.statistics["gram"]["0"].basis[0].double()  # type: ignore[index]
     G = (U * s) @ U.T
     assert upload.examples == size * count == 20_000_000
     assert float(s.sum()) == pytest.approx(size * count * (1 + exact**2), rel=1e-12)
@@ -122,9 +126,12 @@ def test_released_projector_is_the_literal_recursion(convolution: bool) -> None:
         Q = Q - 0.5 * torch.outer(k, k) / (damping + r @ k)
     upload = make_upload(model, data, "a", rank=None)
     torch.testing.assert_close(
-        upload.projectors["0"].dense()[0].double(), torch.eye(d, dtype=torch.float64) - Q, rtol=1e-4, atol=1e-5
+        upload.statistics["projector"]["0"].dense()[0].double(),
+        torch.eye(d, dtype=torch.float64) - Q,
+        rtol=1e-4,
+        atol=1e-5,
     )
-    assert upload.projectors["0"].rank <= len(means)
+    assert upload.statistics["projector"]["0"].rank <= len(means)
 
 
 @pytest.mark.parametrize("count", [3, 50, 600])
@@ -152,18 +159,18 @@ def test_large_batches_are_cut_to_the_releases_size() -> None:
     x = torch.randn(128, 12, generator=rng())
     one = make_upload(network(), [x], "a", rank=None)
     two = make_upload(network(), x.split(64), "a", rank=None)
-    torch.testing.assert_close(one.projectors["0"].dense(), two.projectors["0"].dense())
+    torch.testing.assert_close(one.statistics["projector"]["0"].dense(), two.statistics["projector"]["0"].dense())
 
 
 def test_embedding_counts_tokens() -> None:
     model = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(12, 3))
     tokens = torch.tensor([[0, 1, 1], [5, 1, 0]])
     upload = make_upload(model, [(tokens, torch.tensor([0, 2]))], "a")
-    assert upload.grams["0"].basis is None
-    assert upload.grams["0"].values.tolist() == [[2, 3, 0, 0, 0, 1]]
-    counts = upload.grams["0"].values
-    torch.testing.assert_close(upload.projectors["0"].values, counts / (counts + recursion.DAMPING))
-    assert upload.moments is None
+    assert isinstance(upload.statistics["gram"]["0"], Diagonal)
+    assert upload.statistics["gram"]["0"].values.tolist() == [[2, 3, 0, 0, 0, 1]]
+    counts = upload.statistics["gram"]["0"].values
+    torch.testing.assert_close(upload.statistics["projector"]["0"].values, counts / (counts + recursion.DAMPING))
+    assert upload.statistics.get("moments") is None
     assert upload.recipe["not_sent"] == {
         "moments": "the inputs are not one tensor of real numbers, so they have no mean",
         "features": "the network has no fully connected layer behind others that all examples pass through",
@@ -174,8 +181,8 @@ def test_labels_make_class_counts_and_a_head() -> None:
     upload = make_upload(network(), batches(), "a")
     labels = torch.cat([y for _, y in batches()])
     assert upload.head == "4"
-    assert upload.class_counts is not None
-    assert upload.class_counts.tolist() == labels.bincount(minlength=5).tolist()
+    assert upload.statistics.get("classes") is not None
+    assert upload.statistics["classes"].tolist() == labels.bincount(minlength=5).tolist()
 
 
 @pytest.mark.parametrize("second", ["nothing", "floats", "per token", "text"])
@@ -184,10 +191,10 @@ def test_without_whole_number_labels_there_are_no_classes(second: str) -> None:
     y = {"floats": torch.rand(16), "per token": torch.zeros(16, 3, dtype=torch.long), "text": ["a"] * 16}
     batch = x if second == "nothing" else (x, y[second])
     upload = make_upload(network(), [batch], "a", STATISTICS)
-    assert upload.class_counts is None
-    assert upload.targets is None
-    assert upload.moments is not None
-    assert upload.moments.classes.tolist() == [NO_CLASS]
+    assert upload.statistics.get("classes") is None
+    assert upload.statistics.get("targets") is None
+    assert upload.statistics.get("moments") is not None
+    assert upload.statistics["moments"].classes.tolist() == [NO_CLASS]
     assert upload.recipe["not_sent"].keys() == {"classes", "targets"}
     for method in maecho.METHODS.keys() - {"afl"}:
         maecho.aggregate([upload], method, model=network(), **QUICK.get(method, {}))
@@ -205,7 +212,7 @@ def test_inputs_may_be_a_mapping() -> None:
     x, y = batches()[0]
     upload = make_upload(Named(), [({"x": x, "scale": torch.ones(16)}, y)], "a", rank=None)
     plain = make_upload(network(), [(x, y)], "a", rank=None)
-    torch.testing.assert_close(upload.grams["inner.0"].dense(), plain.grams["0"].dense())
+    torch.testing.assert_close(upload.statistics["gram"]["inner.0"].dense(), plain.statistics["gram"]["0"].dense())
 
 
 def test_layers_come_in_order_of_execution_and_those_that_never_ran_have_rank_0() -> None:
@@ -219,7 +226,7 @@ def test_layers_come_in_order_of_execution_and_those_that_never_ran_have_rank_0(
 
     upload = make_upload(Backwards(), batches(), "a")
     assert [layer.name for layer in upload.layers] == ["first", "last", "idle"]
-    assert upload.grams["idle"].rank == upload.projectors["idle"].rank == 0
+    assert upload.statistics["gram"]["idle"].rank == upload.statistics["projector"]["idle"].rank == 0
     for method in ("ma-echo", "regmean"):
         merged = maecho.aggregate([upload], method)
         assert {"idle.weight", "idle.bias"} <= set(merged.averaged)
@@ -227,9 +234,9 @@ def test_layers_come_in_order_of_execution_and_those_that_never_ran_have_rank_0(
 
 def test_a_wide_convolution_is_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)), torch.randn(7, 2, 6, 6, generator=rng())
-    whole = make_upload(model, [x], "a", rank=None).grams["0"].dense()
+    whole = make_upload(model, [x], "a", rank=None).statistics["gram"]["0"].dense()
     monkeypatch.setattr("maecho.network.kinds.CHUNK", 1)
-    torch.testing.assert_close(make_upload(model, [x], "a", rank=None).grams["0"].dense(), whole)
+    torch.testing.assert_close(make_upload(model, [x], "a", rank=None).statistics["gram"]["0"].dense(), whole)
     assert rows(model[0], x).shape == (1, 7 * 36, 18)
 
 
@@ -237,12 +244,12 @@ def test_moments_are_those_of_each_class() -> None:
     data = batches(count=5)
     upload = make_upload(network(), data, "a", rank=None)
     x, y = torch.cat([x for x, _ in data]).double(), torch.cat([y for _, y in data])
-    assert upload.moments is not None
-    for i, label in enumerate(upload.moments.classes.tolist()):
+    assert upload.statistics.get("moments") is not None
+    for i, label in enumerate(upload.statistics["moments"].classes.tolist()):
         own = x[y == label]
-        assert int(upload.moments.counts[i]) == len(own)
-        torch.testing.assert_close(upload.moments.means[i].double(), own.mean(0), rtol=1e-5, atol=1e-5)
-        covariance = upload.moments.covariances[i].dense()[0].double()
+        assert int(upload.statistics["moments"].counts[i]) == len(own)
+        torch.testing.assert_close(upload.statistics["moments"].means[i].double(), own.mean(0), rtol=1e-5, atol=1e-5)
+        covariance = upload.statistics["moments"].covariances[i].dense()[0].double()
         torch.testing.assert_close(covariance, own.T.cov(correction=0), rtol=1e-4, atol=1e-4)
 
 

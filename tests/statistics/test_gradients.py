@@ -169,12 +169,12 @@ def test_fisher_is_one_gradient_an_example(name: str, labels: Any) -> None:
     data = list(zip(x.split(4), y.split(4), strict=True))
     upload = make_upload(model, data, "a", ["fisher", "gram"], rank=None, labels=labels)
     expected = by_hand(model, x, None if labels == "expected" else y)
-    assert upload.fisher.keys() == expected.keys()
+    assert upload.statistics["fisher"].keys() == expected.keys()
     for key, F in expected.items():
-        torch.testing.assert_close(upload.fisher[key], F, msg=lambda m, k=key: f"{k}: {m}")
+        torch.testing.assert_close(upload.statistics["fisher"][key], F, msg=lambda m, k=key: f"{k}: {m}")
     alone = make_upload(model, data, "a", ["gram"], rank=None)
-    for layer, gram in alone.grams.items():  # further passes have added nothing to it
-        torch.testing.assert_close(upload.grams[layer].values, gram.values)
+    for layer, gram in alone.statistics["gram"].items():  # further passes have added nothing to it
+        torch.testing.assert_close(upload.statistics["gram"][layer].values, gram.values)
 
 
 @pytest.mark.parametrize("labels", ["expected", "observed"])
@@ -208,7 +208,7 @@ def test_gradients_are_the_gram_of_what_comes_back(name: str, labels: Any) -> No
                     rows = rows.reshape(-1, layer.groups, B[layer.name].shape[-1]).transpose(0, 1)
                     B[layer.name] += weight * rows.mT @ rows
     for layer_name, expected in B.items():
-        torch.testing.assert_close(upload.gradients[layer_name].dense(), expected)
+        torch.testing.assert_close(upload.statistics["gradients"][layer_name].dense(), expected)
 
 
 def test_random_signs_are_right_on_average() -> None:
@@ -216,10 +216,10 @@ def test_random_signs_are_right_on_average() -> None:
     draw, count = rng(7), 400
     exact = make_upload(model, [x], "a", ["fisher", "gradients"], rank=None)
     many = make_upload(model, [x] * count, "a", ["fisher", "gradients"], rank=None, labels="sampled", generator=draw)
-    for name, F in exact.fisher.items():
-        assert float((many.fisher[name] / count - F).norm() / F.norm()) < 0.15
-    for name, B in exact.gradients.items():
-        assert float((many.gradients[name].dense() / count - B.dense()).norm() / B.dense().norm()) < 0.15
+    for name, F in exact.statistics["fisher"].items():
+        assert float((many.statistics["fisher"][name] / count - F).norm() / F.norm()) < 0.15
+    for name, B in exact.statistics["gradients"].items():
+        assert float((many.statistics["gradients"][name].dense() / count - B.dense()).norm() / B.dense().norm()) < 0.15
 
 
 def test_a_sure_model_is_sampled_with_little_noise() -> None:
@@ -227,8 +227,10 @@ def test_a_sure_model_is_sampled_with_little_noise() -> None:
     model, x, _ = made("mlp")
     with torch.no_grad():
         model[4].bias += torch.tensor([12.0, 0, 0, 0, 0])
-    exact = make_upload(model, [x] * 50, "a", ["fisher"], rank=None).fisher["4.bias"]
-    drawn = make_upload(model, [x] * 50, "a", ["fisher"], rank=None, labels="sampled", generator=rng()).fisher["4.bias"]
+    exact = make_upload(model, [x] * 50, "a", ["fisher"], rank=None).statistics["fisher"]["4.bias"]
+    drawn = make_upload(model, [x] * 50, "a", ["fisher"], rank=None, labels="sampled", generator=rng()).statistics[
+        "fisher"
+    ]["4.bias"]
     assert float((drawn - exact).norm() / exact.norm()) < 0.3
 
 
@@ -277,11 +279,11 @@ def test_inputs_may_be_a_mapping() -> None:
     model = Named().double()
     upload = make_upload(model, [{"x": x, "scale": torch.ones(16).double(), "power": 2}], "a", ["fisher"], rank=None)
     whole = by_hand(nn.Sequential(network().double()), x, None)
-    torch.testing.assert_close(upload.fisher["inner.0.weight"], whole["0.0.weight"])
+    torch.testing.assert_close(upload.statistics["fisher"]["inner.0.weight"], whole["0.0.weight"])
     # For outputs a ∘ z, the gradient of a is that of z times z, of the last bias that of z.
     z = network().double()(x).detach()
     p = z.softmax(-1)
-    torch.testing.assert_close(upload.fisher["gain"], (p * (1 - p) * z.square()).sum(0))
+    torch.testing.assert_close(upload.statistics["fisher"]["gain"], (p * (1 - p) * z.square()).sum(0))
 
 
 def test_a_model_that_mixes_examples_is_refused_in_one_sentence() -> None:

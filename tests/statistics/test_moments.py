@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import maecho
+from maecho.linalg.gaussians import NO_CLASS, Gaussians
+from maecho.linalg.scatter import SKETCH
 from maecho.linalg.spectra import Spectrum
-from maecho.statistics.gaussians import NO_CLASS, Moments
-from maecho.statistics.scatter import CLUSTERED, SKETCH, ClassScatter, centres
+from maecho.linalg.symmetric import Diagonal
+from maecho.statistics.moments import CLUSTERED, ClassScatter, centres
 from maecho.synthesis.pseudo import PseudoInputs, seed_for
 from support.clients import batches, network, rng
 from support.tiny import QUICK, refused
@@ -25,13 +27,13 @@ def clouds(n: int = 90, d: int = 4, parts: int = 3, apart: float = 50.0) -> tupl
     return torch.randn(n, d, generator=rng(1)).double() + apart * torch.eye(d)[which], which
 
 
-def told(data: list[Any], **options: Any) -> Moments:
+def told(data: list[Any], **options: Any) -> Gaussians:
     upload = maecho.make_upload(network(), data, "ann", ["moments", "classes"], rank=None, **options)
-    assert upload.moments is not None
-    return upload.moments
+    assert upload.statistics.get("moments") is not None
+    return upload.statistics["moments"]
 
 
-def overall(m: Moments) -> tuple[Tensor, Tensor]:
+def overall(m: Gaussians) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the mixture."""
     share = (m.counts / m.counts.sum()).double()
     mean, means = share @ m.means.double(), m.means.double()
@@ -96,11 +98,11 @@ def test_every_class_has_directions_of_its_own_number(tmp_path: Path) -> None:
         y = torch.zeros(201, dtype=torch.int64)
         y[-1] = int(lonely)
         upload = maecho.make_upload(network(), [(x, y)], "ann", ["moments"], rank="1400 B")
-        assert upload.moments is not None
-        ranks = [c.rank for c in upload.moments.covariances]
+        assert upload.statistics.get("moments") is not None
+        ranks = [c.rank for c in upload.statistics["moments"].covariances]
         assert ranks == ([4, 0] if lonely else [6]), "a mean and its variances are the price of two"
         upload.save(tmp_path / "ann.safetensors")
-        back = maecho.Upload.load(tmp_path / "ann.safetensors").moments
+        back = maecho.Upload.load(tmp_path / "ann.safetensors").statistics["moments"]
         assert back is not None
         assert [c.rank for c in back.covariances] == ranks
 
@@ -111,7 +113,7 @@ def test_covariances_are_one_matrix_each() -> None:
     assert c.basis is not None
     for odd in (
         Spectrum(c.values[0].expand(2, -1), c.basis.expand(2, -1, -1)),
-        Spectrum.of_diagonal(torch.ones(1, 12)),
+        Diagonal(torch.ones(1, 12)),
     ):
         with pytest.raises(ValueError, match="one matrix each"):
             replace(whole, covariances=(odd,))
@@ -155,15 +157,15 @@ def test_a_file_holds_them(options: dict[str, Any], tmp_path: Path) -> None:
     upload = maecho.make_upload(network(), batches(), "ann", **options)
     upload.save(tmp_path / "ann.safetensors")
     loaded = maecho.Upload.load(tmp_path / "ann.safetensors")
-    assert loaded.moments is not None
-    assert upload.moments is not None
-    assert loaded.moments.shape == upload.moments.shape
+    assert loaded.statistics.get("moments") is not None
+    assert upload.statistics.get("moments") is not None
+    assert loaded.statistics["moments"].shape == upload.statistics["moments"].shape
     assert loaded.tensors().keys() == upload.tensors().keys()
     assert all(torch.equal(t, loaded.tensors()[k]) for k, t in upload.tensors().items())
     assert f"Gaussians a class: {options.get('gaussians', 1)}" in loaded.recipe["moments"]
     shared = maecho.make_upload(network(), batches(), "ann", gaussians=options.get("gaussians", 1))
-    assert shared.moments is not None
-    assert upload.moments.bytes <= shared.moments.bytes
+    assert shared.statistics.get("moments") is not None
+    assert upload.statistics["moments"].bytes <= shared.statistics["moments"].bytes
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ class TestPseudoInputs:
     def test_no_gaussian_is_left_out_and_shapes_are_kept(self) -> None:
         images = [(torch.randn(10, 1, 3, 4, generator=rng(1)), torch.arange(10) % 5)]
         model = nn.Sequential(nn.Flatten(), network())
-        m = maecho.make_upload(model, images, "ann", ["moments"], rank=None).moments
+        m = maecho.make_upload(model, images, "ann", ["moments"], rank=None).statistics["moments"]
         assert m is not None
         drawn = list(PseudoInputs(m, 1, dtype=torch.float64))
         assert [int(y) for _, y in drawn if y is not None] == [0, 1, 2, 3, 4]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import maecho
-from maecho.statistics.gather import STATISTICS
+from maecho.statistics import STATISTICS
 
 
 def rng(seed: int = 0) -> torch.Generator:

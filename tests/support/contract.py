@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import maecho
 from maecho.aggregation import AFL, DENSE, OT, EchoChain, FedAvg, Fisher, Kronecker, MAEcho, MAEchoOT, RegMean
-from maecho.statistics.gather import STATISTICS
+from maecho.statistics import STATISTICS
 from maecho.upload.client import make_upload
 from support.clients import network
 from support.tiny import QUICK

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho import Upload, UploadError, make_upload
-from maecho.statistics.gather import STATISTICS
+from maecho.statistics import STATISTICS
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,6 +46,12 @@ def upload(client: str = "ann") -> Upload:
 
 def changed(**fields: Any) -> Upload:
     return replace(upload(), **fields)
+
+
+def stated(upload: Upload, **statistics: Any) -> Upload:
+    """The upload with other values of these statistics; without those that are None."""
+    values = {name: value for name, value in {**upload.statistics, **statistics}.items() if value is not None}
+    return replace(upload, statistics=values)
 
 
 def spoilt(tensor: Tensor, value: float = NAN) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import maecho
 from maecho.echo.players import Drawing
 from maecho.linalg import cosines
-from maecho.statistics.gaussians import Moments
+from maecho.linalg.gaussians import Gaussians
 from maecho.synthesis import leaves
 from maecho.synthesis.pseudo import NOISES, Noise, draw
 from support.clients import rng
@@ -63,9 +63,9 @@ def test_what_is_an_image(shape: tuple[int, ...], expected: bool) -> None:
     assert leaves.is_image(shape) is expected
 
 
-def told(x: Tensor, rank: int | None = None) -> Moments:
+def told(x: Tensor, rank: int | None = None) -> Gaussians:
     model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 2))
-    found = maecho.make_upload(model, [x], "ann", ["moments"], rank=rank).moments
+    found = maecho.make_upload(model, [x], "ann", ["moments"], rank=rank).statistics["moments"]
     assert found is not None
     return found
 

@@ -13,32 +13,42 @@ from torch import Tensor, nn
 
 from maecho import METHODS, Ensemble, Upload, UploadError, aggregate, evaluate, make_upload
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.symmetric import Diagonal
 from maecho.network.spaces import load
-from maecho.statistics.gather import STATISTICS
-from maecho.upload.upload import SPECTRA
-from support.tiny import INF, NAN, QUICK, batches, cases, changed, network, refused, spoilt, upload
+from maecho.statistics import STATISTICS
+from support.tiny import INF, NAN, QUICK, batches, cases, changed, network, refused, spoilt, stated, upload
 
-KINDS = tuple(SPECTRA)
+KINDS = ("gram", "projector", "gradients")
 SOURCES = ("memory", "files")
 x, y = (torch.cat(part) for part in zip(*batches(), strict=True))
 
 
 def with_statistic(kind: str, layer: str, found: Any) -> Upload:
-    return changed(**{SPECTRA[kind]: {**getattr(upload(), SPECTRA[kind]), layer: found}})
+    return stated(upload(), **{kind: {**upload().statistics[kind], layer: found}})
 
 
 def with_moments(**fields: Any) -> Upload:
-    moments = upload().moments
+    moments = upload().statistics["moments"]
     assert moments is not None
-    return changed(moments=replace(moments, **{k: change(getattr(moments, k)) for k, change in fields.items()}))
+    return stated(
+        upload(), moments=replace(moments, **{k: change(getattr(moments, k)) for k, change in fields.items()})
+    )
 
 
 def with_weight(name: str, change: Callable[[Tensor], object]) -> Upload:
     return changed(weights={**upload().weights, name: change(upload().weights[name])})
 
 
+def counted(counts: Tensor) -> Upload:
+    return stated(upload(), classes=counts)
+
+
+def targeted(targets: object) -> Upload:
+    return stated(upload(), targets=targets)
+
+
 def with_fisher(name: str, change: Callable[[Tensor], object]) -> Upload:
-    return changed(fisher={**upload().fisher, name: change(upload().fisher[name])})
+    return stated(upload(), fisher={**upload().statistics["fisher"], name: change(upload().statistics["fisher"][name])})
 
 
 UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
@@ -51,10 +61,16 @@ UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "no such head": (lambda: changed(head="tail"), ("ann", "head", "'tail'")),
     "tied to nothing": (lambda: changed(aliases={"x": "nowhere"}), ("ann", "'nowhere'")),
     "no examples": (lambda: changed(examples=0), ("ann", "at least 1", "got 0")),
-    "counts of too many": (lambda: changed(class_counts=torch.tensor([20, 10, 1])), ("ann", "sum to its 30", "got 31")),
-    "negative counts": (lambda: changed(class_counts=torch.tensor([40, -10, 0])), ("ann", "none negative", "-10")),
-    "counts in halves": (lambda: changed(class_counts=torch.tensor([14.5, 15.5, 0])), ("ann", "whole number", "14.5")),
-    "counts of two classes": (lambda: changed(class_counts=torch.tensor([20, 10])), ("ann", "3", "got 2")),
+    "counts of too many": (
+        lambda: counted(torch.tensor([20, 10, 1])),
+        ("ann", "sum to its 30", "got 31"),
+    ),
+    "negative counts": (lambda: counted(torch.tensor([40, -10, 0])), ("ann", "none negative", "-10")),
+    "counts in halves": (
+        lambda: counted(torch.tensor([14.5, 15.5, 0])),
+        ("ann", "whole number", "14.5"),
+    ),
+    "counts of two classes": (lambda: counted(torch.tensor([20, 10])), ("ann", "3", "got 2")),
     "NaN class mean": (lambda: with_moments(means=spoilt), ("ann", "class means", "finite", "NaN")),
     "negative covariance": (
         lambda: with_moments(covariances=lambda cs: tuple(c.map(lambda s: s - 9) for c in cs)),
@@ -64,11 +80,17 @@ UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: with_moments(covariances=lambda cs: tuple(c.map(spoilt) for c in cs)),
         ("ann", "covariances", "finite"),
     ),
-    "targets without a head": (lambda: changed(head=None, class_counts=None), ("ann", "targets", "head", "got none")),
-    "targets of two classes": (lambda: changed(targets=torch.ones(2, 6)), ("ann", "(3, 6)", "got (2, 6)")),
-    "targets in a list": (lambda: changed(targets=[1.0]), ("ann", "(3, 6)", "got [1.0]")),
-    "NaN targets": (lambda: changed(targets=spoilt(torch.ones(3, 6))), ("ann", "targets", "finite", "NaN")),
-    "targets of too many": (lambda: changed(targets=torch.full((3, 6), 11.0)), ("ann", "its 30 examples", "got 33")),
+    "targets without a head": (
+        lambda: stated(changed(head=None, statistics={"targets": upload().statistics["targets"]})),
+        ("ann", "targets", "head", "got none"),
+    ),
+    "targets of two classes": (lambda: targeted(torch.ones(2, 6)), ("ann", "(3, 6)", "got (2, 6)")),
+    "targets in a list": (lambda: targeted([1.0]), ("ann", "(3, 6)", "got [1.0]")),
+    "NaN targets": (lambda: targeted(spoilt(torch.ones(3, 6))), ("ann", "targets", "finite", "NaN")),
+    "targets of too many": (
+        lambda: targeted(torch.full((3, 6), 11.0)),
+        ("ann", "its 30 examples", "got 33"),
+    ),
     "NaN fisher": (lambda: with_fisher("0.weight", spoilt), ("ann", "fisher of '0.weight'", "finite", "NaN")),
     "infinite fisher": (lambda: with_fisher("2.bias", lambda F: F + INF), ("ann", "fisher of '2.bias'", "finite")),
     "negative fisher": (
@@ -81,11 +103,11 @@ UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     ),
     "fisher in a list": (lambda: with_fisher("0.bias", Tensor.tolist), ("ann", "fisher of '0.bias'", "(5,)", "list")),
     "fisher of no weight": (
-        lambda: changed(fisher={**upload().fisher, "zero": torch.ones(1)}),
+        lambda: stated(upload(), fisher={**upload().statistics["fisher"], "zero": torch.ones(1)}),
         ("ann", "fisher of 'zero'", "no such parameter", "got one"),
     ),
     "no fisher of a layer": (
-        lambda: changed(fisher={"0.weight": upload().fisher["0.weight"]}),
+        lambda: stated(upload(), fisher={"0.weight": upload().statistics["fisher"]["0.weight"]}),
         ("ann", "fisher of '0.bias'", "expected one", "got none"),
     ),
     "moments of more examples": (lambda: with_moments(counts=lambda n: n + 1), ("ann", "30", "got 33")),
@@ -122,7 +144,7 @@ STATISTIC: dict[str, tuple[Callable[[Tensor, Tensor], object], tuple[str, ...]]]
     "too few eigenvalues": (lambda s, U: Spectrum(s[:, 1:], U), ()),
     "basis without groups": (lambda s, U: Spectrum(s, U[0]), ()),
     "basis of two groups": (lambda s, U: Spectrum(s, U.repeat(2, 1, 1)), ()),
-    "no basis": (lambda s, U: Spectrum(torch.ones(1, 5), None), ()),
+    "no basis": (lambda s, U: Diagonal(torch.ones(1, 5)), ()),
     "narrow basis": (lambda s, U: Spectrum(torch.ones(1, 4), torch.eye(4)[None]), ("5x5", "4x4")),
     "two groups": (lambda s, U: torch.eye(5).repeat(2, 1, 1), ("1 group", "in 2")),
     "narrow matrix": (lambda s, U: torch.eye(4), ("5x5", "4x4")),
@@ -140,7 +162,7 @@ STATISTIC: dict[str, tuple[Callable[[Tensor, Tensor], object], tuple[str, ...]]]
 def test_a_statistic_must_be_a_symmetric_matrix_of_its_layer(
     kind: str, make: Callable[[Tensor, Tensor], object], parts: tuple[str, ...]
 ) -> None:
-    found: Spectrum = getattr(upload(), SPECTRA[kind])["0"]
+    found: Spectrum = upload().statistics[kind]["0"]
     with refused("ann", f"{kind} of '0'", *parts):
         with_statistic(kind, "0", make(found.values, found.basis))
 
@@ -157,7 +179,7 @@ def test_a_statistic_is_of_every_layer_and_of_no_other(kind: str) -> None:
     with refused("ann", f"{kind} of 'zero'", "no such layer", "got one"):
         with_statistic(kind, "zero", torch.eye(5))
     with refused("ann", f"{kind} of '2'", "expected one", "got none"):
-        changed(**{SPECTRA[kind]: {"0": torch.eye(5)}})
+        stated(upload(), **{kind: {"0": torch.eye(5)}})
 
 
 def fill_with_nan(module: nn.Module) -> None:

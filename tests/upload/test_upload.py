@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import maecho
-from maecho.statistics.gather import STATISTICS
+from maecho.statistics import STATISTICS
 from maecho.upload import inspection
 from maecho.upload.client import make_upload
 from maecho.upload.upload import Upload
@@ -35,7 +35,7 @@ def assert_same(one: Upload, other: Upload) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
 @given(
     st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
-    st.sets(st.sampled_from(STATISTICS)),
+    st.sets(st.sampled_from(list(STATISTICS))),
     st.sampled_from([None, 0, 1, 3, 0.5, "2x", "9 KB"]),
     st.text(min_size=1, max_size=20).filter(lambda s: bool(s.strip())),
 )
@@ -52,7 +52,7 @@ def test_round_trip(tmp_path: Path, dtype: torch.dtype, wanted: set[str], rank: 
 def test_only_reads_what_is_asked_for(tmp_path: Path) -> None:
     clients(1)[0].save(tmp_path / "a.safetensors")
     for name in STATISTICS:
-        assert Upload.load(tmp_path / "a.safetensors", only=[name]).has == {name, "classes"}
+        assert Upload.load(tmp_path / "a.safetensors", only=[name]).has == {name}
 
 
 def test_an_upload_cannot_be_changed() -> None:
@@ -80,9 +80,10 @@ def test_fingerprint_is_of_the_architecture() -> None:
 
 def uncut(upload: Upload) -> int:
     """Bytes of all that has no rank; of a class its number, count and rank besides its mean."""
-    assert upload.moments is not None
-    told = (upload.moments, *upload.features.values())
-    bare = replace(upload, grams={}, projectors={}, gradients={}, moments=None, features={})
+    assert upload.statistics.get("moments") is not None
+    told = (upload.statistics["moments"], *upload.statistics["features"].values())
+    cut = {"gram", "projector", "gradients", "moments", "features"}
+    bare = replace(upload, statistics={n: v for n, v in upload.statistics.items() if n not in cut})
     return total(bare) + sum(m.means.numel() * 4 + 3 * 8 * len(m.classes) for m in told)
 
 
@@ -97,16 +98,16 @@ def test_bytes_are_those_of_the_tensors() -> None:
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_rank_by_number(rank: int) -> None:
     upload = make_upload(network(), batches(), "a", rank=rank)
-    assert all(s.rank <= rank for s in (*upload.grams.values(), *upload.projectors.values()))
-    assert upload.moments is not None
-    assert all(c.rank <= rank for c in upload.moments.covariances)
+    assert all(s.rank <= rank for s in (*upload.statistics["gram"].values(), *upload.statistics["projector"].values()))
+    assert upload.statistics.get("moments") is not None
+    assert all(c.rank <= rank for c in upload.statistics["moments"].covariances)
 
 
 def test_rank_by_share_of_energy() -> None:
     full = make_upload(network(), batches(), "a", rank=None)
     cut = make_upload(network(), batches(), "a", rank=0.9)
-    for name, spectrum in cut.grams.items():
-        assert 0.9 <= float(spectrum.values.sum() / full.grams[name].values.sum()) < 1
+    for name, spectrum in cut.statistics["gram"].items():
+        assert 0.9 <= float(spectrum.values.sum() / full.statistics["gram"][name].values.sum()) < 1
 
 
 @pytest.mark.parametrize("times", [1.2, 2.0, 3.5])
@@ -116,7 +117,7 @@ def test_rank_by_size_fits_and_wastes_little(times: float) -> None:
     upload = make_upload(network(), batches(), "a", rank=f"{times}x")
     assert total(upload) <= times * fixed
     if total(upload) < total(full):
-        one_more = max(s.width for s in full.grams.values()) * 4 * 9
+        one_more = max(s.width for s in full.statistics["gram"].values()) * 4 * 9
         assert total(upload) > times * fixed - one_more
     assert total(make_upload(network(), batches(), "a", rank="9 KB")) <= 9000
 
@@ -135,28 +136,30 @@ def test_default_is_within_a_few_times_the_weights() -> None:
 
 def test_gradients_are_cut_and_fisher_and_targets_are_not() -> None:
     full, one = (make_upload(network(), batches(), "a", STATISTICS, rank=rank) for rank in (None, 1))
-    assert {s.rank for s in one.gradients.values()} == {1}
-    for name, F in full.fisher.items():
-        assert torch.equal(one.fisher[name], F)
-    assert torch.equal(one.targets, full.targets)  # type: ignore[arg-type]
+    assert {s.rank for s in one.statistics["gradients"].values()} == {1}
+    for name, F in full.statistics["fisher"].items():
+        assert torch.equal(one.statistics["fisher"][name], F)
+    assert torch.equal(one.statistics["targets"], full.statistics["targets"])  # type: ignore[arg-type]
     fixed = uncut(full)
     upload = make_upload(network(), batches(), "a", STATISTICS, rank="1.5x")
     assert 1.4 * fixed < total(upload) <= 1.5 * fixed
-    assert any(0 < s.rank < full.gradients[name].rank for name, s in upload.gradients.items())
+    assert any(
+        0 < s.rank < full.statistics["gradients"][name].rank for name, s in upload.statistics["gradients"].items()
+    )
 
 
 def test_half_precision_is_kept_in_the_weights_alone() -> None:
     upload = make_upload(network(0, torch.bfloat16), batches(dtype=torch.bfloat16), "a")
     assert upload.weights["0.weight"].dtype == torch.bfloat16
-    assert upload.grams["0"].basis.dtype == torch.float32  # type: ignore[union-attr]
+    assert upload.statistics["gram"]["0"].basis.dtype == torch.float32  # type: ignore[union-attr]
 
 
 def test_inspection_lists_every_byte_and_says_what_it_reveals() -> None:
     upload = clients(1)[0]
     entries = inspection.entries(upload)
     assert sum(entry.bytes for entry in entries) == total(upload)
-    assert {entry.part for entry in entries} == {"weights", *STATISTICS} == inspection.REVEALS.keys()
-    for part, found in (("gram", upload.grams), ("gradients", upload.gradients)):
+    assert {entry.part for entry in entries} == {"weights", *STATISTICS} == inspection.reveals(upload).keys()
+    for part, found in (("gram", upload.statistics["gram"]), ("gradients", upload.statistics["gradients"])):
         ranks = {entry.name: entry.rank for entry in entries if entry.part == part}
         assert ranks["0/basis"] == found["0"].rank
 

@@ -106,11 +106,16 @@ class MAEcho:
         return frozenset({statistic, "classes"} if self.head == "class-aware" else {statistic})
 
     @property
+    def uses(self) -> frozenset[str]:
+        """Class counts, for the head of the released form, where they are there."""
+        return frozenset({"classes"} if self.head is None and self.form == "released" else ())
+
+    @property
     def _projector(self) -> str:
         return self.projector or ("batch-mean" if self.form == "released" else "exact")
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        uploads = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "ma-echo")
+        uploads = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "ma-echo", uses=self.uses)
         first = uploads[0]
         method = self._for(first, "classes" in uploads.has)
         if method.alpha == "qp" and method.cap < 1 / len(uploads):

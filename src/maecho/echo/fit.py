@@ -84,7 +84,7 @@ class Regression:
 
 def gram_of(unit: Unit, totals: Mapping[str, Tensor]) -> Total:
     """Σ h hᵀ; of one-hot rows it is diagonal and travels as its diagonal alone, [g, 1, d]."""
-    return Diagonal(totals["gram"].squeeze(-2)) if unit.layer.transposed else Dense(totals["gram"])
+    return Diagonal(totals["gram"].squeeze(-2)) if unit.layer.one_hot else Dense(totals["gram"])
 
 
 def strength(ridge: float, gram: Total, examples: float) -> Float[Tensor, "g 1 1"]:
@@ -102,7 +102,7 @@ def repaired(unit: Unit, totals: Mapping[str, Tensor], examples: Tensor) -> dict
     """
     out = dict(totals)
     gram, deviation = out["gram"], out.pop("noise").sqrt()
-    if unit.layer.transposed:
+    if unit.layer.one_hot:
         out["gram"] = gram.clamp(min=0)
         out["floor"] = deviation
     else:

@@ -31,8 +31,8 @@ from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
 from maecho.lab.experiment import Cell, Experiment, drawn_by, gathered, plain, protocol, results_path, settings
-from maecho.linalg.recursion import MEAN_OF
 from maecho.network import spaces
+from maecho.statistics.projector import MEAN_OF
 from maecho.upload import storage as files
 from maecho.upload.client import make_upload
 from maecho.upload.upload import Upload

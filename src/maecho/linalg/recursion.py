@@ -27,8 +27,6 @@ DAMPING = 0.01**0.8
 """a of the release for fully connected layers."""
 DAMPING_CONVOLUTION = 0.00001**0.8
 """a of the release for convolutions."""
-MEAN_OF = 64
-"""Examples behind one mean: the batch size of the release. Larger batches are cut into pieces of this size."""
 
 
 class MeanRecursion:

@@ -131,8 +131,8 @@ class Preconditioner:
 
     def __init__(self, factors: list[tuple[Factor, Factor]], ridge: float, out: int, d: int):
         tau = sum((A.trace * B.trace for A, B in factors), factors[0][0].trace.new_zeros(()))
-        a, self._U = _eigen(reduce(Total.plus, (A.total().scaled(B.trace) for A, B in factors)))
-        b, self._V = _eigen(reduce(Total.plus, (B.total().scaled(A.trace) for A, B in factors)))
+        a, self._U = _eigen(reduce(_sum, (A.total().scaled(B.trace) for A, B in factors)))
+        b, self._V = _eigen(reduce(_sum, (B.total().scaled(A.trace) for A, B in factors)))
         self.rho: Float[Tensor, "g 1 1"] = ridge * tau / (out * d)
         scale = b.mT * a / tau.where(tau > 0, torch.ones_like(tau)) + self.rho
         floor = scale.amax((-2, -1), keepdim=True) * max(out, d) * torch.finfo(torch.float64).eps
@@ -149,6 +149,10 @@ class Preconditioner:
 def _both_sides(B: Factor, M: Tensor, A: Factor) -> Tensor:
     """B M A."""
     return B.after(A.after(M).mT).mT
+
+
+def _sum(one: Total, other: Total) -> Total:
+    return one.plus(other)
 
 
 def _eigen(A: Total) -> tuple[Float[Tensor, "g 1 d"], Tensor | None]:

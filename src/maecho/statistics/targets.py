@@ -43,7 +43,7 @@ class Targets(Statistic):
             raise UploadError(f"{client}: targets must come with a head, got none")
         expected = head.shape(carrier.weights)[1:]
         if not isinstance(value, Tensor) or tuple(value.shape) != expected:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            got = tuple(value.shape) if isinstance(value, Tensor) else value
             raise UploadError(f"{client}: targets must be {expected}, classes by inputs of the head, got {got}")
         if not value.isfinite().all():
             raise UploadError(f"{client}: targets must be finite, got NaN or infinity")

@@ -104,7 +104,7 @@ def _missing(about: Mapping[str, Any], name: str, needs: list[str], method: str)
     reason = about["recipe"].get("not_sent", {}).get(name)
     lack = f"{about['client']}: {method} needs the statistic {name!r}, got"
     if reason is None:
-        carried = ", ".join(about["statistics"]) or "none"
+        carried = ", ".join(sorted(about["statistics"])) or "none"
         return f"{lack} an upload with {carried}; make it with statistics={needs}"
     instead = "; echo-relay asks the data themselves and needs none" if method == "echo-chain" else ""
     return f"{lack} none, because {reason}{instead}"

@@ -1,0 +1,92 @@
+"""Dense and diagonal matrices: the same answers in both forms, and none that fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from maecho.linalg.spectra import Spectrum
+from maecho.linalg.symmetric import Dense, Diagonal, add_into, eigenvalues
+from support.clients import rng
+
+
+def test_a_diagonal_is_one_row_and_acts_like_its_matrix() -> None:
+    d = torch.tensor([[3.0, 0.0, 1.0]], dtype=torch.float64)
+    diagonal, M = Diagonal(d), torch.randn(1, 2, 3, generator=rng(), dtype=torch.float64)
+    torch.testing.assert_close(diagonal.after(M), M @ diagonal.dense())
+    torch.testing.assert_close(diagonal.total().after(M), M @ diagonal.dense())
+    assert diagonal.cut(1) is diagonal
+    assert float(diagonal.total().mean_eigenvalue) == pytest.approx(4 / 3)
+    torch.testing.assert_close(diagonal.total().divide(M), M @ torch.linalg.pinv(diagonal.dense()))
+
+
+def test_a_total_is_memory_of_its_own() -> None:
+    values = torch.ones(1, 3, dtype=torch.float64)
+    Diagonal(values).total().add_(Diagonal(values.clone()))
+    assert float(values.sum()) == 3
+    spectrum = Spectrum(values, torch.eye(3, dtype=torch.float64).unsqueeze(0))
+    spectrum.total().add_(Dense(torch.ones(1, 3, 3, dtype=torch.float64)))
+    torch.testing.assert_close(spectrum.dense()[0], torch.eye(3, dtype=torch.float64))
+
+
+def test_divide_solves_and_never_fails_on_a_singular_total(gram: Tensor) -> None:
+    B = torch.randn(1, 3, gram.shape[-1], generator=rng(), dtype=torch.float64) @ gram
+    solved = Dense(gram).divide(B)
+    assert solved.isfinite().all()
+    torch.testing.assert_close(solved @ gram, B, rtol=1e-5, atol=1e-6 * float(gram.abs().max()))
+
+
+@pytest.mark.parametrize("amount", [2.0, torch.tensor([[[2.0]], [[0.5]]])])
+def test_both_forms_do_the_same(amount: float | Tensor) -> None:
+    row = torch.tensor([[3.0, 1.0], [0.5, 4.0]])
+    M = torch.randn(2, 3, 2, generator=rng())
+    one, other = Diagonal(row), Dense(torch.diag_embed(row))
+    for changed, same in (
+        (one.plus_identity(amount), other.plus_identity(amount)),
+        (one.scaled(amount), other.scaled(amount)),
+        (one.plus(one), other.plus(other)),
+        (one.shrunk(0.3), other.shrunk(0.3)),
+    ):
+        torch.testing.assert_close(torch.diag_embed(changed.values), same.matrix)
+    for name in ("after", "solve", "divide"):
+        torch.testing.assert_close(getattr(one, name)(M), getattr(other, name)(M))
+    torch.testing.assert_close(one.mean_eigenvalue, other.mean_eigenvalue)
+    assert one.known
+    assert other.known
+    assert not Diagonal.zero(1, 2).known
+    assert not Dense(torch.zeros(1, 2, 2)).known
+
+
+def test_only_entries_off_the_diagonal_shrink() -> None:
+    A = Dense(torch.tensor([[[2.0, 1.0], [1.0, 3.0]]]))
+    torch.testing.assert_close(A.shrunk(0.5).matrix, torch.tensor([[[2.0, 0.5], [0.5, 3.0]]]))
+
+
+def test_eigenvalues_are_those_of_the_nearest_semidefinite_matrix() -> None:
+    A = torch.tensor([[[2.0, 0.0], [0.0, -1.0]]])
+    s, U = eigenvalues(A)
+    torch.testing.assert_close((U * s.unsqueeze(-2)) @ U.mT, torch.diag_embed(torch.tensor([[2.0, 0.0]])))
+
+
+def test_what_is_added_into_a_dictionary_is_summed_by_key() -> None:
+    totals: dict[str, Tensor] = {}
+    for key, value in (("a", 1.0), ("b", 2.0), ("a", 3.0)):
+        add_into(totals, key, torch.full((2,), value))
+    assert {key: total.tolist() for key, total in totals.items()} == {"a": [4.0, 4.0], "b": [2.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (torch.ones(3), r"\[groups, inputs\], got shape \(3,\)"),
+        (torch.tensor([[1.0, -2.0]]), "positive semidefinite, got the eigenvalue -2"),
+        (torch.tensor([[1.0, float("inf")]]), "finite, got NaN or infinity"),
+        (torch.tensor([[1.0, 1.5]]), r"\[0, 1\], got 1.5"),
+    ],
+)
+def test_what_is_wrong_with_a_diagonal_is_said(values: Tensor, words: str) -> None:
+    import re
+
+    diagonal = Diagonal(values)
+    assert re.search(words, str(diagonal.malformed() or diagonal.complaint(largest=1.0)))
