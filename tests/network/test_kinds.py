@@ -202,6 +202,52 @@ def test_neurons_of_a_type_that_was_not_itself_registered_are_fixed() -> None:
     assert derive(model) == ()
 
 
+class Scores(nn.Module):
+    """A number for each output and token, [out, tokens], and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.shift = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table.T[tokens] + self.shift
+
+
+class ScoresKind(kinds.Embedding):
+    weight, bias = "table", "shift"
+    transposed = False
+
+    def frozen_token(self, module: Scores) -> None:
+        return None
+
+
+kinds.register(Scores, ScoresKind())
+
+
+def test_a_users_kind_may_take_tokens_and_name_its_parameters() -> None:
+    """The weight is merged over tokens; a bias has no place beside them and is averaged."""
+    tokens = torch.arange(24).reshape(8, 3) % 6
+    data, made = [(tokens, torch.arange(8) % 5)], []
+    with torch.random.fork_rng():
+        for seed in range(2):
+            torch.manual_seed(seed)
+            made.append(nn.Sequential(Scores(), nn.Flatten(), nn.Linear(12, 5)))
+    given = [maecho.make_upload(one, data, f"{i}", STATISTICS, rank=None) for i, one in enumerate(made)]
+    assert given[0].layers[0] == Layer("0", "0.table", one_hot=True)
+    torch.testing.assert_close(given[0].grams["0"].dense()[0], torch.full((6,), 4.0).double().diag())
+    for method in ("regmean", "fisher", "kronecker", "ma-echo"):
+        merged = maecho.aggregate(given, method)
+        assert merged["0.table"].shape == (4, 6)
+        assert "0.table" not in merged.averaged
+    average = (made[0][0].table + made[1][0].table) / 2
+    merged = maecho.aggregate(given, "regmean")
+    torch.testing.assert_close(merged["0.table"], average.detach())
+    assert "0.shift" in merged.averaged
+    alone = maecho.relay(made[1], [(made[0], data)])
+    for name, tensor in made[0].state_dict().items():
+        torch.testing.assert_close(alone[name], tensor, rtol=1e-3, atol=1e-3)
+
+
 def test_what_was_not_registered_is_named() -> None:
     for function in (kinds.rows, kinds.output_rows, kinds.mean_rows, kinds.without_bias):
         with pytest.raises(TypeError, match="ReLU is not known as a matrix"):
