@@ -137,6 +137,7 @@ def test_batchnorm_loss_is_the_clients_mean_where_there_is_batchnorm() -> None:
     teachers = Teachers(norms)
     distance, again = teachers(x)[1], teachers(x)[1]
     assert torch.equal(distance, again)  # nothing is left over from the first call
+    assert not any(norm._forward_pre_hooks for norm in norms)
     torch.testing.assert_close(distance, sum(batchnorm_distance(x, norm) for norm in norms) / 2)  # type: ignore[arg-type]
     for without in (nn.Linear(3, 2), nn.BatchNorm1d(3, track_running_stats=False)):
         assert float(Teachers([without])(x)[1]) == 0

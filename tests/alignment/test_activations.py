@@ -60,6 +60,9 @@ def test_the_assignment_is_the_hungarian_one_of_the_cost_by_hand() -> None:
     cost = (own.T.unsqueeze(1) - theirs.T.unsqueeze(0)).norm(dim=2)
     found = Responses(shallow(2), uploads[1], uploads, derive(shallow(0)), 300, 0).distances(uploads[0])[0]
     torch.testing.assert_close(found, cost)
+    again = Responses(shallow(2), uploads[1], uploads, derive(shallow(0)), 300, 0)
+    torch.testing.assert_close(again.distances(uploads[0]), again.distances(uploads[0]), rtol=0, atol=0)
+    assert not any(module._forward_hooks for module in again._pair.modules())
 
     chosen, of = linear_sum_assignment(cost.numpy())
     order = torch.from_numpy(chosen)[torch.from_numpy(of).argsort()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,29 @@ class TestBadInput:
     def test_options(self, option: str, value: Any) -> None:
         with refused(f"{option} must be", f"got {value!r}", error=ValueError):
             EchoChain(**{option: value})
+
+
+class Sequences(nn.Module):
+    """A transformer over rows of numbers, narrow behind it, so that uploads have features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)
+        self.middle, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.encoder(x).mean(1)).relu())
+
+
+def test_features_behind_a_transformer_are_put_right() -> None:
+    """Torch's fused path, which looks for parts that a split attention does not have, stays off."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Sequences().eval()
+    x = torch.randn(40, 3, 4, generator=rng())
+    with pytest.warns(UserWarning, match="self_attn"):
+        upload = make_upload(model, [(x, torch.arange(40) % 3)], "ann", rank=None)
+    assert upload.features.keys() == {"middle"}
+    merged = copy.deepcopy(model)
+    merged.load_state_dict(maecho.aggregate([upload], "echo-chain", model=model, draws=600))
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-3, atol=1e-3)

@@ -32,6 +32,35 @@ def test_write_is_the_inverse_of_matrix(name: str) -> None:
         torch.testing.assert_close(written[key], state[key], rtol=0, atol=0)
 
 
+WRONG: dict[str, tuple[layers.Layer, *tuple[str, ...]]] = {
+    "no weight": (layers.Layer("0", "1.weight"), "layer '0' must have its weight '1.weight', got none"),
+    "no bias": (layers.Layer("0", "W", "c"), "layer '0' must have its weight 'c', got none"),
+    "a bias as weight": (layers.Layer("0", "b"), "'b' must have at least 2 axes to be read as a matrix, got (4,)"),
+    "groups": (layers.Layer("0", "W", groups=3), "must have groups that divide its 4 outputs, got 3"),
+    "no groups": (layers.Layer("0", "W", groups=0), "must have groups that divide its 4 outputs, got 0"),
+    "another bias": (layers.Layer("0", "K", "b"), "'b' must have one entry for each of the 6 outputs of '0', got (4,)"),
+    "turned kernels": (layers.Layer("0", "K", transposed=True), "must have 2 axes and 1 group", "got 3 and 1"),
+    "turned groups": (layers.Layer("0", "W", groups=2, transposed=True), "must have 2 axes and 1 group", "got 2 and 2"),
+    "turned bias": (layers.Layer("0", "W", "b", transposed=True), "each of the 5 outputs of '0', got (4,)"),
+    "tokens": (layers.Layer("0", "W", "b", one_hot=True), "must have no bias beside inputs that are tokens, got 'b'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_layer_that_does_not_fit_the_weights_says_why(name: str) -> None:
+    layer, *words = WRONG[name]
+    complaint = layer.complaint({"W": (4, 5), "K": (6, 2, 3), "b": (4,)})
+    assert complaint is not None
+    assert all(word in complaint for word in words)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_of_a_model_fits_its_weights(name: str) -> None:
+    model = nn.Sequential(MODELS[name])
+    shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
+    assert layers.read(model).layers["0"].complaint(shapes) is None
+
+
 class Tied(nn.Module):
     """An embedding that is also the output layer, and two linear layers that share a weight but not a bias."""
 

@@ -95,7 +95,7 @@ def observe(
                     f"{len(calls_merged)} times"
                 )
             for z, (module, x) in zip(calls_own, calls_merged, strict=True):
-                row_each = x.dim() == 2 and len(x) == step.size and not unit.diagonal
+                row_each = unit.layer.one_row_each(x, step.size) and not unit.diagonal
                 labels = step.labels if unit.name in told and row_each else None
                 y = None if labels is None else one_hot(labels.to(x.device), classes).double()
                 if limit is not None and len(x) != step.size:

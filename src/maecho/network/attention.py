@@ -1,8 +1,8 @@
 """nn.MultiheadAttention with its four projections as layers of their own.
 
-Torch keeps the projections of queries, keys and values in one packed parameter that no module's forward multiplies, so
-nothing sees their inputs. `split` gives a copy of a network in which they are plain `nn.Linear` modules; `packed` takes
-a state_dict of that copy back to the names of the original.
+Torch keeps the projections of queries, keys and values in one packed parameter. No module's forward multiplies it, so
+hooks cannot see its inputs. `split` copies a network and puts plain `nn.Linear` modules in its place. `packed` turns a
+state_dict of the copy into one of the original.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PARTS = ("q", "k", "v")
 
 
 class SplitAttention(nn.Module):
-    """softmax(Q Kᵀ / √d + mask) V, head by head, as nn.MultiheadAttention computes it in evaluation mode."""
+    """Computes softmax(Q Kᵀ / √d + mask) V for each head, like nn.MultiheadAttention in evaluation mode."""
 
     def __init__(self, module: nn.MultiheadAttention):
         super().__init__()
@@ -47,7 +47,7 @@ class SplitAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Arguments as of nn.MultiheadAttention; `is_causal` is a hint there too, the mask alone decides."""
+        """Takes the arguments of nn.MultiheadAttention. `is_causal` is a hint there too; the mask alone decides."""
         batched = query.dim() == 3
         first = self.batch_first or not batched
         q, k, v = (
@@ -83,15 +83,17 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """A boolean mask (True: not to be looked at) as what is added to the scores."""
+    """A mask as numbers to be added to the scores. In a boolean mask, True means: do not look there."""
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, float("-inf"))
     return mask.to(like)
 
 
 def attentions(model: nn.Module) -> dict[str, nn.MultiheadAttention]:
-    """Those that can be split, under every name that they have: with learned extra keys or zero attention the parts are
-    not four projections."""
+    """The attentions that can be split, under every name that they have.
+
+    One with learned extra keys or with zero attention does more than its four projections, and is left out.
+    """
     return {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
@@ -111,7 +113,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def split(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode, of the same function, with every attention split."""
+    """A copy of the network, in evaluation mode, with every attention split. It computes the same function."""
     twin = copied(model).eval()
     found = attentions(twin)
     parts = {module: SplitAttention(module).eval() for module in found.values()}
@@ -124,7 +126,7 @@ def split(model: nn.Module) -> nn.Module:
 
 
 def packed(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A state_dict of `split(model)` as one of `model`."""
+    """Turn a state_dict of `split(model)` into one of `model`."""
     out = dict(state)
     for name in attentions(model):
         prefix = f"{name}." if name else ""
@@ -144,7 +146,7 @@ def packed(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def slow_path() -> Iterator[None]:
-    """Torch's fused transformer layers pass their modules by; inside, they do not."""
+    """Inside, torch's transformer layers call their modules instead of one fused function that skips them."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

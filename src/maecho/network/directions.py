@@ -1,13 +1,13 @@
-"""Which labels the gradients of log p(y | x) are taken for, as directions at the model's outputs.
+"""For which labels the gradients of log p(y | x) are taken, as directions at the model's outputs.
 
-The labels y may be those of the data, or the model's own. The second is what the Fisher information is defined by: it
-needs no labels, and it is the curvature of the loss at the client's weights, which squares of observed gradients are
-not (Kunstner et al., NeurIPS 2019). With p the probabilities that a softmax makes of the outputs and e_c a unit vector,
-∂ log p_c / ∂output = e_c − p, so each choice is a few directions v with Σ_v v vᵀ = E_y (e_y − p)(e_y − p)ᵀ:
+The labels y are those of the data, or the model's own. The model's own define the Fisher information: it needs no
+labels of the data, and it is the curvature of the loss at the client's weights. Squares of gradients for observed
+labels are not (Kunstner et al., NeurIPS 2019). Let p be the softmax of the outputs and e_c a unit vector. Then
+∂ log p_c / ∂output = e_c − p, and each choice is a few directions v with Σ_v v vᵀ = E_y (e_y − p)(e_y − p)ᵀ:
 
-    expected    √p_c (e_c − p) for each class c: exact, one backward pass a class
-    sampled     Σ_c ±√p_c (e_c − p) with random signs: the same on average, one backward pass. A label drawn from p
-                would be right on average too, but of a sure model it hardly ever draws what the sum is made of
+    expected    √p_c (e_c − p) for each class c: exact, one backward pass for each class
+    sampled     Σ_c ±√p_c (e_c − p) with random signs: the same on average, one backward pass in all. A label drawn
+                from p is right on average too, but a confident model hardly ever draws the labels that matter
     observed    e_y − p for the label y of the data: the "empirical Fisher"
 """
 
@@ -25,7 +25,7 @@ LABELS: tuple[Labels, ...] = ("expected", "sampled", "observed")
 
 
 class Directions(Sequence[Tensor]):
-    """The v [n, classes] of one batch, made when asked for: together they can be many times the outputs."""
+    """The directions v [n, classes] of one batch. Each is made when asked for: all take many times the outputs."""
 
     def __init__(self, output: Tensor, labels: Labels, y: Tensor | None, generator: torch.Generator | None):
         self._p = (output.cpu() if output.device.type == "mps" else output).detach().double().softmax(-1)

@@ -1,7 +1,7 @@
-"""Batches through a model, without leaving a trace on it.
+"""Runs batches through a model and leaves no trace on it.
 
-The one place that knows what a batch may be: (inputs, labels), (inputs, anything) or inputs alone, inputs being a
-tensor or a mapping of tensors.
+Only this module knows what a batch may be: (inputs, labels), (inputs, anything) or inputs alone. Inputs are a tensor or
+a mapping of tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pass:
 
     inputs: Any
     labels: Tensor | None
-    """One class an example, or None if the batch does not say so."""
+    """One class for each example; None if the batch has no such labels."""
     output: Any
     size: int
 
@@ -32,11 +32,10 @@ class Pass:
 def forward(
     model: nn.Module, batches: Iterable[Any], label: str, progress: bool | None = None, graph: bool = False
 ) -> Iterator[Pass]:
-    """Run every batch in evaluation mode on the model's own device. Empty batches are passed over.
+    """Run every batch in evaluation mode on the model's own device. Empty batches are skipped.
 
-    With `graph`, outputs remember how they were made, so that gradients can be taken.
-
-    Afterwards, also when the caller breaks off, every module has its own mode again.
+    With `graph`, gradients of the outputs can be taken. Afterwards every module has its own mode again, also if the
+    caller stops early.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with evaluating(model):
@@ -57,7 +56,7 @@ def forward(
 
 
 def parts(batch: Any, label: str) -> tuple[Any, Any]:
-    """Inputs and what comes with them."""
+    """The inputs of a batch, and its second part or None."""
     if not isinstance(batch, tuple | list):
         return batch, None
     if not batch:
@@ -71,6 +70,7 @@ def examples(x: Any) -> int:
 
 
 def check_labels(labels: Tensor, classes: int, client: str) -> None:
+    """Raise UploadError unless every label is the number of a class."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise UploadError(
@@ -80,7 +80,7 @@ def check_labels(labels: Tensor, classes: int, client: str) -> None:
 
 
 def call(model: Callable[..., Any], x: Any, device: torch.device) -> Any:
-    """The model's output for one batch of inputs; of several outputs the first."""
+    """The model's output for one batch of inputs. If it gives out several, the first."""
     if isinstance(x, Mapping):
         output = model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in x.items()})
     else:
@@ -96,7 +96,7 @@ def _class_labels(y: Any, size: int) -> Tensor | None:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, every module is in evaluation mode; afterwards each has its own mode again."""
+    """Inside, every module is in evaluation mode. Afterwards each has its own mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

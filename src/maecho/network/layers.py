@@ -44,6 +44,10 @@ class Layer:
         """Whether every output hangs on every input, and inputs are plain numbers: a fully connected layer."""
         return not (self.one_hot or self.convolution) and self.groups == 1
 
+    def one_row_each(self, x: Tensor, n: int) -> bool:
+        """Whether each of n examples is one row of this input."""
+        return self.dense and x.dim() == 2 and len(x) == n
+
     @property
     def out_axis(self) -> int:
         """The axis of the weight along which its neurons lie."""
@@ -89,6 +93,8 @@ class Layer:
                 f"{self.weight!r} must have 2 axes and 1 group, since it is stored with its inputs first, got "
                 f"{len(shape)} and {self.groups}"
             )
+        if self.one_hot and self.bias is not None:
+            return f"layer {self.name!r} must have no bias beside inputs that are tokens, got {self.bias!r}"
         if self.groups < 1 or neurons % self.groups:
             return f"layer {self.name!r} must have groups that divide its {neurons} outputs, got {self.groups}"
         if self.bias is not None and math.prod(shapes[self.bias]) != neurons:
@@ -158,7 +164,8 @@ def _layer(kind: Kind, module: nn.Module, name: str, state: Mapping[str, Tensor]
     return Layer(
         name=name,
         weight=aliases.get(weight, weight),
-        bias=aliases.get(bias, bias) if bias in state else None,
+        # A Gram matrix of tokens is a diagonal and has no room for a bias, which is averaged then.
+        bias=aliases.get(bias, bias) if bias in state and not kind.one_hot else None,
         groups=kind.groups(module),
         transposed=kind.transposed,
         one_hot=kind.one_hot,

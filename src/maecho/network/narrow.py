@@ -38,8 +38,7 @@ def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapp
     for name, layer in architecture.layers.items():
         modules.setdefault(layer.name, []).append(name)
     for name in list(seen)[1:]:
-        one_row_each = seen[name].dim() == 2 and len(seen[name]) == len(inputs)
-        if not (architecture.layers[name].dense and one_row_each) or len(modules[name]) > 1:
+        if len(modules[name]) > 1 or not architecture.layers[name].one_row_each(seen[name], len(inputs)):
             continue
         calls: list[None] = []
 

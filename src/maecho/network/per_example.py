@@ -1,9 +1,10 @@
 """Sums over examples of squared gradients, exactly.
 
-The gradient of a matrix for one example is Σ_l δ_l x_lᵀ over the example's places l (tokens, patches; one for a plain
-row), x_l being the row that came in and δ_l the gradient of the row that went out. So the squares of a layer follow
-from its rows, and where there is one place, Σ_n (δ_n x_nᵀ)² is a single product of squares. Every other parameter
-(normalisation, free ones, a weight that is used outside of its module) goes the long way, one gradient an example.
+The gradient of a matrix for one example is Σ_l δ_l x_lᵀ. The sum runs over the places l of the example (tokens or
+patches; a plain row is one place). x_l is the row that came in, δ_l the gradient of the row that went out. So the
+squares of a layer follow from its rows. If there is one place, Σ_n (δ_n x_nᵀ)² is a single product of squares. All
+other parameters (of norms, free ones, a weight that is used outside of its module) go the long way: one gradient for
+each example.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def squares(
 def token_squares(
     tokens: Int[Tensor, "n l"], delta: Float[Tensor, "n l o"], count: int, padding: int | None = None
 ) -> tuple[Float[Tensor, "1 o d"], Float[Tensor, "1 o d"]]:
-    """The same for one-hot rows, without them: a token that comes twice in an example adds up before it is squared."""
+    """The same for tokens, whose one-hot rows are not formed.
+
+    The gradients of a token that occurs twice in an example are added before they are squared. `padding` is a token
+    that gets no gradient.
+    """
     n, out = len(tokens), delta.shape[-1]
     which = (tokens + count * torch.arange(n, device=tokens.device).unsqueeze(1)).flatten()
     pairs, place = which.unique(return_inverse=True)
@@ -52,15 +57,17 @@ def token_squares(
 
 
 class LongWay:
-    """One gradient an example, for any parameter: all examples at once by torch.func, or one after the other where a
-    model does something that torch.func cannot follow."""
+    """One gradient for each example, for any parameter.
+
+    torch.func takes all examples at once. If it cannot follow the model, examples go one after the other.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device):
         self._model, self._device = model, device
         self._together = True
 
     def squares(self, x: Any, directions: Sequence[Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-        """Σ over examples and directions v [n, outputs] of the squares of vᵀ ∂output/∂parameter, by parameter name."""
+        """Σ of the squares of vᵀ ∂output/∂parameter over examples and directions v [n, outputs], by parameter name."""
         parameters = dict(self._model.named_parameters())
         chosen = {name: parameters[name].detach() for name in names}
         n = len(directions[0])
