@@ -18,18 +18,18 @@ from torch import Tensor, nn
 
 import maecho
 from maecho import Privacy, RelayClient, Upload, UploadError, make_upload, relay
-from maecho.network.layers import Layer, read
-from maecho.network.units import Unit
-from maecho.statistics import Options
-from maecho.statistics.statistic import Setting
 from maecho.cli import app as cli
 from maecho.echo.fit import Regression, repaired
 from maecho.echo.observation import observe
 from maecho.network.attention import split
 from maecho.network.forward import forward
+from maecho.network.layers import Layer, read
 from maecho.network.stages import plan
+from maecho.network.units import Unit
 from maecho.network.units import network as units
 from maecho.privacy import normal
+from maecho.statistics import Options
+from maecho.statistics.statistic import Setting
 from maecho.upload import inspection
 from maecho.upload.private import ClippedSums
 from support.tiny import batches, network

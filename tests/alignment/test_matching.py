@@ -36,10 +36,10 @@ def test_statistics_move_with_the_neurons(name: str) -> None:
     aligned = Alignment(model=model, reference="client-0").align([uploads[0], again])[1]
     for key, tensor in uploads[0].weights.items():
         torch.testing.assert_close(aligned.weights[key], tensor)
-    for kind in ("grams", "projectors"):
-        for layer, spectrum in getattr(uploads[0], kind).items():
+    for kind in ("gram", "projector"):
+        for layer, spectrum in uploads[0].statistics[kind].items():
             torch.testing.assert_close(
-                getattr(aligned, kind)[layer].dense(),
+                aligned.statistics[kind][layer].dense(),
                 spectrum.dense(),
                 rtol=1e-3,
                 atol=1e-3 * float(spectrum.values.max()),

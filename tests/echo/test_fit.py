@@ -101,7 +101,7 @@ def test_an_embedding_is_fitted_token_by_token() -> None:
     tokens, Z = torch.tensor([0, 0, 1, 3, 3, 3]), randn(6, 2)
     H = nn.functional.one_hot(tokens, 4).double()
     prior, unit = randn(1, 2, 4, seed=1), Unit(Layer("0", "0.weight", transposed=True, one_hot=True), ("0",))
-    dense = solved(Regression(0.1), unit, totals(H, Z), prior)
+    dense = solved(Regression(0.1), LINEAR, totals(H, Z), prior)
     counted = {"gram": tokens.bincount(minlength=4).double().reshape(1, 1, 4), "cross": (Z.T @ H).unsqueeze(0)}
     torch.testing.assert_close(solved(Regression(0.1), unit, counted, prior), dense)
     exact = solved(Regression(0), unit, counted, prior)

@@ -15,7 +15,7 @@ import maecho
 from maecho.network import Layer, Place, derive, kinds, layers, verify
 from maecho.network.spaces import load
 from maecho.network.stages import plan
-from maecho.statistics.gather import STATISTICS
+from maecho.statistics import STATISTICS
 from support.clients import batches, rng
 from support.contract import close
 from support.networks import settled
