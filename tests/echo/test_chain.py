@@ -100,7 +100,7 @@ def test_one_client_gives_its_outputs_back() -> None:
 def test_it_is_the_relay_with_clients_that_the_server_plays() -> None:
     server = RelayServer(mlp(), rounds=1, uploads=uploads(), drawing=Drawing(400), regression=Regression())
     close(server.result(), chain())
-    assert server.clients_heard == [0, 0, 0]
+    assert server.clients_answered == [0, 0, 0]
     assert server.result().recipe["method"] == "echo-chain"
 
 
