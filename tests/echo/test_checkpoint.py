@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import maecho
-from maecho import RelayServer
-from support.clients import batches
+from maecho import RelayClient, RelayServer
+from maecho.echo.players import Drawing
+from maecho.upload.storage import read_about, write_tensors
+from support.clients import batches, rng
 from support.clients import network as mlp
 from support.relays import (
     made,
@@ -21,6 +24,8 @@ from support.relays import (
     same,
 )
 from support.tiny import refused
+
+VERSION_1 = Path(__file__).parent.parent / "upload" / "version_1"
 
 
 @pytest.mark.parametrize("done", [1, 2])
@@ -65,3 +70,56 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
         RelayServer(mlp()).resume(tmp_path / "ann.safetensors")
     with refused("must be a file, got nothing at that place"):
         RelayServer(mlp()).resume(tmp_path / "none")
+
+
+def test_it_says_which_stages_came_from_a_start(tmp_path: Path) -> None:
+    path = tmp_path / "relay.safetensors"
+    pairs = [(mlp(seed), batches(seed)) for seed in (1, 2)]
+    sent = [maecho.make_upload(m, b, f"client {i}", rank=None) for i, (m, b) in enumerate(pairs)]
+    chain = maecho.aggregate(sent, "echo-chain", model=mlp(), draws=300)
+    options: dict[str, Any] = {"rounds": 3, "uploads": sent, "drawing": Drawing(300)}
+    clients = [RelayClient(*pair) for pair in pairs]
+    first = RelayServer(mlp(), start=chain, checkpoint=path, **options)
+    first.collect([client.answer(first.broadcast()) for client in clients])
+    second = RelayServer(mlp(), **options)
+    second.resume(path)
+    assert [stage["inputs"] for stage in play(second, clients).recipe["rounds"]] == ["start", "real", "real"]
+    same(second.result(), play(first, clients))
+    assert second.result().recipe["rounds"] == first.result().recipe["rounds"]
+
+
+def test_a_file_of_version_1_is_gone_on_from() -> None:
+    """Written by maecho 0.1.0: a network of two layers, the first of them merged."""
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+    path = VERSION_1 / "relay.safetensors"
+    server = RelayServer(model)
+    server.resume(path)
+    assert server.stages == [["0"], ["2"]]
+    assert (server.clients_answered, server.answer_bytes) == ([2], [784])
+    question = server.broadcast()
+    assert (question.round, dict(question.units), question.head) == (1, {"2": None}, "2")
+    held = load_file(path)
+    same(dict(question.weights), {name: held[name] for name in ("0.weight", "0.bias")})
+    x = torch.randn(20, 5, generator=rng())
+    merged = play(server, [RelayClient(model, [(x, torch.arange(20) % 3)])])
+    assert torch.equal(merged["0.weight"], held["0.weight"])
+    assert not torch.equal(merged["2.weight"], held["2.weight"])
+    assert merged.recipe["rounds"][0] == {"layers": ["0"], "inputs": "real", "clients": 2, "bytes": 784}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"finished": 9}, "9 of 2 stages are finished, of 1 it tells"),
+        ({"from_start": 2}, "1 of 2 stages are finished"),
+        ({"stages": [["0"], ["7"]]}, "got '7', which it does not have"),
+        ({"settled": ["0.weight", "7.weight"]}, "'7.weight'"),
+        ({"joins": None}, "got: "),
+    ],
+)
+def test_a_file_that_contradicts_itself(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    source = VERSION_1 / "relay.safetensors"
+    about = {key: value for key, value in read_about(source, "relay").items() if key not in ("kind", "version")}
+    write_tensors(tmp_path / "relay.safetensors", "relay", load_file(source), {**about, **changes})
+    with refused("must be the checkpoint of a relay of this network", said):
+        RelayServer(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))).resume(tmp_path / "relay.safetensors")

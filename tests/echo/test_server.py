@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from maecho import RelayServer
+import maecho
+from maecho import RelayClient, RelayServer, relay
 from maecho.echo import merging
+from maecho.echo.players import Drawing
+from support.clients import Net, batches
 from support.clients import network as mlp
 from support.relays import (
+    made,
     made_clients,
     play,
     same,
@@ -119,3 +124,111 @@ class TestComingAndGoing:
             server.broadcast()
         with refused("a stage left to fit", "got answers"):
             server.collect([])
+
+
+class Counting(nn.Linear):
+    """Counts how often any of its kind runs."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counting.passes += 1
+        return super().forward(x)
+
+
+def counting(seed: int = 0) -> nn.Module:
+    return made(lambda: nn.Sequential(Counting(12, 9), nn.ReLU(), Counting(9, 7), nn.ReLU(), Counting(7, 5)), seed)
+
+
+class TestWhenItIsDone:
+    """`done` is a question and nothing else; what fits stages are `broadcast`, `collect` and `result`."""
+
+    pairs = tuple((counting(i), batches(i)) for i in range(2))
+
+    def server(self, rounds: Any) -> RelayServer:
+        options: dict[str, Any] = {}
+        if rounds != "all":
+            sent = [maecho.make_upload(m, b, f"{i}", rank=None) for i, (m, b) in enumerate(self.pairs)]
+            options = {"uploads": sent, "drawing": Drawing(100)}
+        return RelayServer(counting(9), rounds=rounds, **options)
+
+    def done(self, server: RelayServer) -> bool:
+        """Read twice: it runs nothing and changes nothing."""
+        before = Counting.passes, server.stages, server.clients_answered
+        weights = {name: t.clone() for name, t in server._merged.network.state_dict().items()}
+        found = server.done
+        assert server.done is found
+        assert (Counting.passes, server.stages, server.clients_answered) == before
+        same(server._merged.network.state_dict(), weights)
+        return found
+
+    @pytest.mark.parametrize(
+        ("rounds", "asked", "left"),
+        [("all", [0, 1, 2], 0), (1, [], 3), (2, [2], 0), (["2"], [1], 1), (["0"], [0], 2), (["0", "2"], [0, 1], 1)],
+    )
+    def test_it_is_whether_nothing_is_left_to_ask(self, rounds: Any, asked: list[int], left: int) -> None:
+        server, found = self.server(rounds), []
+        clients = [RelayClient(*pair) for pair in self.pairs]
+        assert self.done(server) is (rounds == 1)
+        while not self.done(server):
+            question = server.broadcast()
+            found.append(question.round)
+            assert not self.done(server)
+            server.collect(client.answer(question) for client in clients)
+        assert found == asked
+        assert len(server.clients_answered) == (0 if rounds == 1 else 3 - left)
+        before = Counting.passes
+        merged = server.result()
+        assert (Counting.passes > before) is (left > 0)
+        assert self.done(server)
+        inputs = [stage["inputs"] for stage in merged.recipe["rounds"]]
+        assert inputs == ["real" if k in asked else "drawn" for k in range(3)]
+        same(server.result(), merged)
+
+    def test_stages_at_drawn_inputs_can_be_fitted_before_they_are_needed(self) -> None:
+        server = self.server(["2"])
+        server.fit_drawn()
+        assert server.clients_answered == [0]
+        before = Counting.passes
+        server.fit_drawn()
+        assert (Counting.passes, server.broadcast().round) == (before, 1)
+
+    def test_nothing_is_asked_when_it_is_done(self) -> None:
+        server = self.server(1)
+        with refused("a stage left to ask for", "got a network of which the rest is at drawn inputs"):
+            server.broadcast()
+        with refused("a stage left to fit", "got answers for a network of which the rest is at drawn inputs"):
+            server.collect([])
+        with refused("every stage must be fitted, got 0 of unknown"):
+            self.server(2).result()
+
+    @pytest.mark.parametrize("rounds", [["idle"], ["body", "idle"]])
+    def test_layers_that_never_run(self, rounds: list[str]) -> None:
+        def make(seed: int) -> nn.Module:
+            parts = {"body": nn.Linear(12, 5), "idle": nn.Linear(3, 3)}
+            return made(lambda: Net(lambda net, x: net.body(x), **parts), seed)
+
+        pairs = [(make(i), batches(i)) for i in range(2)]
+        sent = [maecho.make_upload(m, b, f"{i}", rank=None) for i, (m, b) in enumerate(pairs)]
+        said = "rounds must name layers that run, got 'idle', which never does"
+        server = RelayServer(make(9), rounds=rounds, uploads=sent)
+        for _ in range(2):
+            with refused(said):
+                server.broadcast()
+        with refused(said):
+            RelayServer(make(9), rounds=rounds, uploads=sent, start=make(8).state_dict())
+        with refused(said):
+            relay(make(9), pairs, rounds=rounds)
+
+
+@pytest.mark.parametrize("name", ["uploads", "drawing", "start"])
+def test_what_would_be_ignored_is_refused(name: str) -> None:
+    """Real data at every layer: nothing is drawn, and nothing comes before the first round."""
+    model, pairs = mlp(), [(mlp(seed), batches(seed)) for seed in (1, 2)]
+    sent = [maecho.make_upload(m, b, f"{i}", rank=None) for i, (m, b) in enumerate(pairs)]
+    given: dict[str, Any] = {"uploads": sent, "drawing": Drawing(300), "start": model.state_dict()}
+    said = {"start": "start must come with uploads"}.get(name, f"{name} must be left out with rounds='all'")
+    with refused(said):
+        RelayServer(model, **{name: given[name]})
+    with refused(said):
+        relay(model, pairs, **{name: given[name]})

@@ -104,9 +104,13 @@ def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
     at every layer, its Drawing."""
     given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
     rounds = options.get("rounds", "all")
-    of_drawing = {} if rounds == "all" else {f.name: given.pop(f.name) for f in fields(Drawing) if f.name in given}
+    of_drawing = {f.name: given.pop(f.name) for f in fields(Drawing) if f.name in given}
     found = {"rounds": rounds, "regression": Regression(**given)}
-    return found if rounds == "all" else {**found, "drawing": Drawing(**of_drawing)}
+    if rounds != "all":
+        return {**found, "drawing": Drawing(**of_drawing)}
+    if of_drawing:
+        raise ValueError(f"{next(iter(of_drawing))!r}: with rounds='all' no inputs are drawn")
+    return found
 
 
 def drawn_by(options: Mapping[str, Any]) -> str | None:
