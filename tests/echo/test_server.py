@@ -195,9 +195,9 @@ class TestWhenItIsDone:
 
     def test_nothing_is_asked_when_it_is_done(self) -> None:
         server = self.server(1)
-        with refused("a stage left to ask for", "got a network of which the rest is at drawn inputs"):
+        with refused("a stage left to ask for", "got a network whose other stages are at drawn inputs"):
             server.broadcast()
-        with refused("a stage left to fit", "got answers for a network of which the rest is at drawn inputs"):
+        with refused("a stage left to fit", "got answers for a network whose other stages are at drawn inputs"):
             server.collect([])
         with refused("every stage must be fitted, got 0 of unknown"):
             self.server(2).result()

@@ -1,4 +1,4 @@
-"""The network that a server merges into: it takes what is fitted, stage by stage, and gives the merged model."""
+"""The network that a server merges into: stages are fitted in it one by one, and it gives the merged model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MergedNetwork:
         self._prior = None if prior is None else self._loaded(prior, "prior")
 
     def open(self, opening: Opening, total: Answer) -> RelayState:
-        """Take what the first answers say: how the network runs, and the average of what has no sums."""
+        """Read from the first answers how the network runs, and load the average of the weights without sums."""
         numbers = set(opening.stages.values())
         count = max(numbers, default=0) + 1
         if not numbers | {0} >= set(range(count)):
@@ -55,16 +55,16 @@ class MergedNetwork:
         self.load(plain)
         return RelayState(stages, opening.head, round(float(total.clients)) == 1, frozenset(plain))
 
-    def take(self, state: Mapping[str, Tensor], without: Sequence[Sequence[Unit]]) -> frozenset[str]:
-        """Take the weights of a model that was merged before, but for these units; their names."""
+    def load_model(self, state: Mapping[str, Tensor], without: Sequence[Sequence[Unit]]) -> frozenset[str]:
+        """Load the weights of a model that was merged before, but for these stages; the names of those loaded."""
         left_out = self._parameters(without) | self._aliases.keys()
         before = self._loaded(state, "start").state_dict()
-        taken = {name: tensor for name, tensor in before.items() if name not in left_out}
-        self.load(taken)
-        return frozenset(taken)
+        kept = {name: tensor for name, tensor in before.items() if name not in left_out}
+        self.load(kept)
+        return frozenset(kept)
 
     def fit(self, stage: Sequence[Unit], total: Answer, regression: Regression, head: str | None) -> frozenset[str]:
-        """Fit the units of a stage to the clients' totals; the names of their weights."""
+        """Fit the units of a stage to the clients' totals; the names of the weights that are settled by it."""
         new: dict[str, Tensor] = {}
         device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
         examples = total.examples.to(device)
@@ -85,7 +85,7 @@ class MergedNetwork:
         return frozenset(new)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take these weights; on an error none of them."""
+        """Load these weights; on an error none of them."""
         state = self.network.state_dict()
         for name, tensor in tensors.items():
             if name not in state or state[name].shape != tensor.shape:

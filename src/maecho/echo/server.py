@@ -89,7 +89,7 @@ class RelayServer:
             self._simulated = SimulatedClients(model, uploads, drawing or Drawing(), ridge, progress)
         self._state: RelayState | None = None  # not known before the first answers
         if start is not None:
-            self._take(start)
+            self._load_start(start)
 
     @property
     def done(self) -> bool:
@@ -184,7 +184,7 @@ class RelayServer:
     def _left(self) -> str:
         """What is left once nothing is to be asked."""
         fitted = self._state is not None and self._state.complete
-        return "a network that is fitted" if fitted else "a network of which the rest is at drawn inputs"
+        return "a network that is fitted" if fitted else "a network whose other stages are at drawn inputs"
 
     def _question(self) -> Question:
         state = self._state
@@ -198,8 +198,8 @@ class RelayServer:
             weights={name: own_memory(weights[name]) for name in sorted(state.settled)},
         )
 
-    def _take(self, start: Mapping[str, Tensor]) -> None:
-        """Take all that comes before the first stage at real data as it was merged before."""
+    def _load_start(self, start: Mapping[str, Tensor]) -> None:
+        """Load all that comes before the first stage at real data from a model that was merged before."""
         assert self._simulated is not None
         plan = self._simulated.plan
         schedule.check_run(self._rounds, plan.stages)
@@ -207,9 +207,9 @@ class RelayServer:
         first = next((k for k in numbers if schedule.asks_clients(self._rounds, plan.stages, k)), None)
         if first is None:
             raise UploadError(f"with a start some stage must be asked for anew, got rounds={self._rounds!r}")
-        taken = self._merged.take(start, without=plan.stages[first:])
+        settled = self._merged.load_model(start, without=plan.stages[first:])
         fitted = tuple(FittedStage([unit.name for unit in stage], START) for stage in plan.stages[:first])
-        self._state = RelayState(plan.stages, plan.head, len(self._simulated) == 1, taken, fitted)
+        self._state = RelayState(plan.stages, plan.head, len(self._simulated) == 1, settled, fitted)
 
     def _fit(self, answers: Iterable[Answer | Mapping[str, Tensor]], inputs: str) -> None:
         """Fit the next stage to the total of these answers."""
