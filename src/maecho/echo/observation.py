@@ -1,7 +1,7 @@
-"""What one client's data say about a stage of the merged network: two sums for every unit.
+"""Sums over one client's data for a stage of the merged network.
 
-With h the merged network's input to a unit and z what the client's own unit gives out for the same sample, the client
-says Σ h hᵀ and Σ z hᵀ. Both networks run side by side, only as far as the stage reaches.
+h is the merged network's input to a unit, z is what the client's own unit gives out for the same sample. The sums are
+Σ h hᵀ and Σ z hᵀ. Both networks run on every batch, only as far as the stage reaches.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str,
 
 
 def check_used(rounds: Rounds, *, uploads: Any = None, start: Any = None, drawing: Any = None) -> None:
-    """Without drawn inputs there must be nothing that is for drawn inputs alone; with them there must be uploads."""
+    """Raises UploadError where something is given that is for drawn inputs alone and none are drawn, or where inputs
+    are to be drawn and there are no uploads."""
     if start is not None and (uploads is None or rounds == "all"):
         raise UploadError(
             "start must come with uploads, which tell how the network runs, and with rounds at some layers alone, "
@@ -35,6 +36,8 @@ def check_used(rounds: Rounds, *, uploads: Any = None, start: Any = None, drawin
     for name, given in {"uploads": uploads, "drawing": drawing}.items():
         if given is not None and rounds == "all":
             raise UploadError(f"{name} must be left out with rounds='all', where no inputs are drawn, got some")
+    if uploads is None and rounds != "all":
+        raise UploadError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
 
 
 def check_run(rounds: Rounds, stages: Stages) -> None:

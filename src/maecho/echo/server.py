@@ -82,9 +82,7 @@ class RelayServer:
         self._minimum, self._checkpoint = minimum, None if checkpoint is None else Path(checkpoint)
         self._progress = progress
         self._simulated: SimulatedClients | None = None
-        if self._rounds != "all":
-            if uploads is None:
-                raise UploadError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
+        if uploads is not None:
             ridge = self._regression.ridge
             self._simulated = SimulatedClients(model, uploads, drawing or Drawing(), ridge, progress)
         self._state: RelayState | None = None  # not known before the first answers
