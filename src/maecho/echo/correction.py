@@ -1,14 +1,14 @@
 """Corrects drawn inputs at a layer of whose features the client has uploaded moments.
 
 Inputs drawn by mean and covariance are no pictures, and a network's features of them are not those of pictures: f, the
-client's features of a drawn input, have neither the mean nor the spread of its real ones. So f is exchanged for f' drawn
-from the uploaded moments, and the merged network's features h of the same input follow:
+client's features of a drawn input, have neither the mean nor the spread of its real ones. So f is exchanged for f'
+drawn from the uploaded moments, and the merged network's features h of the same input follow:
 
     h' = h + M (f' − f),   M = D + (Σ h fᵀ − D Σ f fᵀ)(Σ f fᵀ + εI)⁻¹
 
 with sums over drawn inputs, centred. D has one number a feature; M is D where the two networks agree neuron by neuron.
-The part of h that does not depend on f stays as it was drawn. M is as wide as the layer, so it needs more draws than the
-layers themselves, and then little ridge.
+The part of h that does not depend on f stays as it was drawn. M is as wide as the layer, so it needs more draws than
+the layers themselves, and then little ridge.
 """
 
 from __future__ import annotations
