@@ -94,8 +94,8 @@ def clipped_sums(privacy: Privacy, own: nn.Module, merged: nn.Module, x: Tensor,
     for stage in found.stages:
         if not stage:
             continue
-        told, parts = {unit.name for unit in stage}, [(x[:4], y[:4]), (x[4:], y[4:])]
-        seen = observe(own, merged, stage, parts, "c", told=told, classes=3, limit=privacy.factor)
+        layers, parts = {unit.name for unit in stage}, [(x[:4], y[:4]), (x[4:], y[4:])]
+        seen = observe(own, merged, stage, parts, "c", layers_with_labels=layers, classes=3, limit=privacy.factor)
         out |= {f"{name}/{part}": t for name, sums in seen.units.items() for part, t in sums.tensors().items()}
     return out
 
@@ -176,7 +176,7 @@ def test_without_noise_or_clipping_it_is_the_relay(kind: str) -> None:
     model = clients[0][0]
     plain = relay(model, clients)
     private = relay(model, clients, privacy=Privacy(1e-18, 1e4))
-    assert "privacy" not in plain.recipe
+    assert plain.recipe["privacy"] == {}
     for name, tensor in plain.items():
         torch.testing.assert_close(private[name], tensor, rtol=1e-4, atol=1e-4)
 
@@ -195,12 +195,12 @@ def test_the_noise_on_every_relay_sum_has_the_promised_scale() -> None:
 
     x, y = torch.randn(30, 20, generator=rng()), torch.arange(30) % 10
     model, opening = Wide(), {"round": torch.tensor(0), "open": torch.tensor(1)}
-    exact = RelayClient(model, [(x, y)]).answer(opening)
+    exact = RelayClient(model, [(x, y)]).answer(opening).tensors()
     found: dict[str, list[Tensor]] = {}
     privacy = Privacy(0.3, 50.0, 200.0, generator=rng(5))
     asked = 200
     for _ in range(asked):
-        answer = RelayClient(model, [(x, y)], privacy=privacy).answer(opening)
+        answer = RelayClient(model, [(x, y)], privacy=privacy).answer(opening).tensors()
         for key in exact:
             if re.search(r"/(gram|cross|labels|counts)$|^examples$", key):
                 found.setdefault(key, []).append(answer[key] - exact[key])
@@ -284,7 +284,7 @@ def test_a_client_counts_its_releases_and_keeps_to_its_number() -> None:
     client = RelayClient(network(), batches(), "ann", privacy=privacy, released=1)
     assert client.spent() == (privacy.epsilon(1), privacy.delta)
     first = client.answer(opening)
-    assert torch.equal(client.answer(opening)["examples"], first["examples"]), "the number of examples is said once"
+    assert torch.equal(client.answer(opening).examples, first.examples), "the number of examples is said once"
     assert client.spent() == (privacy.epsilon(3), privacy.delta)
     with pytest.raises(UploadError, match=r"ann: the data may be asked 3 time\(s\) at this privacy, got one question"):
         client.answer(opening)

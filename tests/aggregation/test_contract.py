@@ -93,6 +93,73 @@ def test_the_result_loads_and_knows_how_it_was_made(name: str, tmp_path: Path) -
     assert (loaded.averaged, loaded.recipe) == (merged.averaged, merged.recipe)
 
 
+RECIPE = {
+    "method": str,
+    "options": str,
+    "clients": int,
+    "seconds": float,
+    "rounds": list,
+    "upload_bytes": int,
+    "privacy": dict,
+    "made_by": str,
+}
+ROUND = {"layers": list, "inputs": str, "clients": int, "bytes": int}
+
+
+def check_recipe(merged: maecho.Merged, path: Path) -> None:
+    """One shape for all, in memory and in a file."""
+    assert {key: type(value) for key, value in merged.recipe.items()} == RECIPE
+    for stage in merged.recipe["rounds"]:
+        assert {key: type(value) for key, value in stage.items()} == ROUND
+    merged.save(path / "merged.safetensors")
+    assert maecho.Merged.load(path / "merged.safetensors").recipe == merged.recipe
+
+
+@pytest.mark.parametrize("name", maecho.METHODS)
+def test_every_method_leaves_a_recipe_of_one_shape(name: str, tmp_path: Path) -> None:
+    uploads = clients(2)
+    merged = maecho.aggregate(uploads, EVERY[name])
+    check_recipe(merged, tmp_path)
+    assert (merged.recipe["method"], merged.recipe["clients"], merged.recipe["rounds"]) == (name, 2, [])
+    read = EVERY[name].needs | getattr(EVERY[name], "uses", frozenset())
+    assert merged.recipe["upload_bytes"] == max(upload.bytes(read) for upload in uploads)
+    for upload in uploads:
+        upload.save(tmp_path / f"{upload.client}.safetensors")
+    files = [tmp_path / f"{upload.client}.safetensors" for upload in uploads]
+    assert maecho.aggregate(files, EVERY[name]).recipe["upload_bytes"] == merged.recipe["upload_bytes"]
+
+
+@pytest.mark.parametrize("rounds", ["all", 1, 2])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_relay_leaves_a_recipe_of_the_same_shape(rounds: str | int, private: bool, tmp_path: Path) -> None:
+    pairs = [(network(i), batches(i)) for i in range(2)]
+    merged = maecho.relay(network(), pairs, rounds=rounds, privacy=maecho.Privacy(1.0, 5.0) if private else None)
+    check_recipe(merged, tmp_path)
+    assert merged.recipe["clients"] == 2
+    assert bool(merged.recipe["privacy"]) is private
+    inputs = {"all": ["real"] * 3, 1: ["drawn"] * 3, 2: ["drawn", "drawn", "real"]}[rounds]
+    assert [stage["inputs"] for stage in merged.recipe["rounds"]] == inputs
+    assert [stage["layers"] for stage in merged.recipe["rounds"]] == [["0"], ["2"], ["4"]]
+    assert [stage["bytes"] > 0 for stage in merged.recipe["rounds"]] == [where == "real" for where in inputs]
+    assert (merged.recipe["upload_bytes"] > 0) is (rounds != "all")
+
+
+def test_a_server_leaves_a_recipe_of_the_same_shape(tmp_path: Path) -> None:
+    uploads = [make_upload(network(i), batches(i), f"client-{i}", ["moments"]) for i in range(3)]
+    paths = [tmp_path / f"{upload.client}.safetensors" for upload in uploads]
+    for upload, path in zip(uploads, paths, strict=True):
+        upload.save(path)
+    chain = maecho.aggregate(uploads, "echo-chain", model=network(), draws=100)
+    server = maecho.RelayServer(network(), rounds=2, uploads=paths, start=chain)
+    client = maecho.RelayClient(network(1), batches(1))
+    server.collect([client.answer(server.broadcast())])
+    merged = server.result()
+    check_recipe(merged, tmp_path)
+    assert [stage["inputs"] for stage in merged.recipe["rounds"]] == ["start", "start", "real"]
+    assert merged.recipe["clients"] == 3, "as many as have uploaded, though one answered"
+    assert merged.recipe["upload_bytes"] == max(upload.bytes() for upload in uploads)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_files_and_objects_give_the_same(name: str, tmp_path: Path) -> None:
     uploads = clients(3)

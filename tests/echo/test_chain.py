@@ -101,7 +101,7 @@ def test_one_client_gives_its_outputs_back() -> None:
 def test_it_is_the_relay_with_clients_that_the_server_plays() -> None:
     server = RelayServer(mlp(), rounds=1, uploads=uploads(), drawing=Drawing(400), regression=Regression())
     close(server.result(), chain())
-    assert server.clients_heard == [0, 0, 0]
+    assert server.clients_answered == [0, 0, 0]
     assert server.result().recipe["method"] == "echo-chain"
 
 
@@ -232,7 +232,7 @@ def test_features_behind_a_transformer_are_put_right() -> None:
     x = torch.randn(40, 3, 4, generator=rng())
     with pytest.warns(UserWarning, match="self_attn"):
         upload = make_upload(model, [(x, torch.arange(40) % 3)], "ann", rank=None)
-    assert upload.features.keys() == {"middle"}
+    assert upload.statistics["features"].keys() == {"middle"}
     merged = copy.deepcopy(model)
     merged.load_state_dict(maecho.aggregate([upload], "echo-chain", model=model, draws=600))
     torch.testing.assert_close(merged(x), model(x), rtol=1e-3, atol=1e-3)

@@ -367,6 +367,11 @@ MISTAKES = {
     "no method": ('{ method = "ma-echo" }', "{ steps = 3 }", "method"),
     "unknown method": ('"ma-echo"', '"ma-ecco"', "ma-ecco"),
     "bad option": ('"ma-echo" }', '"ma-echo", steps = -1 }', "at least 0, got -1"),
+    "draws where none are": (
+        '"ma-echo" }',
+        '"echo-relay", draws = 3 }',
+        "'draws': with rounds='all' no inputs are drawn",
+    ),
     "bad ensemble": ('"logits"', '"votes"', "votes"),
 }
 

@@ -234,7 +234,7 @@ def test_a_users_kind_may_take_tokens_and_name_its_parameters() -> None:
             made.append(nn.Sequential(Scores(), nn.Flatten(), nn.Linear(12, 5)))
     given = [maecho.make_upload(one, data, f"{i}", STATISTICS, rank=None) for i, one in enumerate(made)]
     assert given[0].layers[0] == Layer("0", "0.table", one_hot=True)
-    torch.testing.assert_close(given[0].grams["0"].dense()[0], torch.full((6,), 4.0).double().diag())
+    torch.testing.assert_close(given[0].statistics["gram"]["0"].dense()[0], torch.full((6,), 4.0).double().diag())
     for method in ("regmean", "fisher", "kronecker", "ma-echo"):
         merged = maecho.aggregate(given, method)
         assert merged["0.table"].shape == (4, 6)

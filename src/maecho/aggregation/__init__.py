@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from maecho import devices
-from maecho._version import __version__
 from maecho.aggregation.afl import AFL
 from maecho.aggregation.average import FedAvg
 from maecho.aggregation.chain import EchoChain
@@ -23,7 +22,7 @@ from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.aggregation.regmean import RegMean
 from maecho.errors import UploadError
 from maecho.upload.cohort import Cohort, Source
-from maecho.upload.merged import Merged, Method
+from maecho.upload.merged import Merged, Method, make_recipe
 
 METHODS: dict[str, Method] = {
     "fedavg": FedAvg(),
@@ -135,11 +134,7 @@ def aggregate(
     if cohort.device is not None:
         back = {id(tensor): tensor.to(cohort.home) for tensor in merged.values()}  # what is tied stays tied
         merged.update({key: back[id(tensor)] for key, tensor in merged.items()})
-    merged.recipe = {
-        "method": name,
-        "options": repr(chosen),
-        "clients": len(cohort),
-        "seconds": round(time.perf_counter() - began, 3),
-        "made_by": f"maecho {__version__}",
-    }
+    merged.recipe = make_recipe(
+        name, repr(chosen), len(cohort), time.perf_counter() - began, upload_bytes=cohort.upload_bytes
+    )
     return merged

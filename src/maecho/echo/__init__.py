@@ -1,1 +1,1 @@
-"""The layer-by-layer refit: its equations, its messages, its server and its clients."""
+"""Fits the merged network layer after layer: the equations, the messages, the server and the clients."""

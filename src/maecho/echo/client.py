@@ -1,22 +1,25 @@
-"""The client's half of echo-relay: a trained model and its data that answer what the server asks.
+"""The client's half of echo-relay: a trained model and its data, which answer what the server asks.
 
-The server asks for the sums of one stage of the network, given the merged weights of all before it; the client goes
-through its data once, forward only, and answers. It remembers nothing from one message to the next, so it may miss any
-(with privacy: nothing but what it has released so far).
+The server asks for the sums of one stage of the network, and sends the merged weights of all stages before it. The
+client passes over its data once, forward only, and answers. It remembers nothing from one question to the next, so it
+may miss any of them. (With privacy it remembers what it has released so far.)
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from maecho.echo.ledger import Guard
-from maecho.echo.messages import ONE, Message, asked, folded, named, to_send
+from maecho.echo.ledger import PrivacyLedger
+from maecho.echo.messages import Answer, Opening, Question, units_named
 from maecho.echo.observation import observe
+from maecho.echo.totals import UnitTotals
+from maecho.echo.wire import own_memory, upper_triangle
 from maecho.errors import UploadError
 from maecho.network.attention import split
 from maecho.network.forward import examples, parts
@@ -31,12 +34,13 @@ class RelayClient:
 
     Args:
         model: its trained network. Left as it is.
-        batches: its data, gone through once a round: something that can be gone through again, not a generator.
-        client: its name, for messages.
+        batches: its data. They are read once a round, so they must be something that can be read again: a list or a
+            DataLoader, not a generator.
+        client: its name, for errors.
         plan: the stages of the network, where they are known already.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
-        privacy: noise on all sums; each answer is one release. Its weights are not covered.
-        released: with privacy, what was released of the same data before, such as an upload.
+        privacy: noise on all sums; each answer is one release. The client's weights are not covered.
+        released: with privacy, how often the same data were released before, an upload being one release.
     """
 
     def __init__(
@@ -63,36 +67,37 @@ class RelayClient:
         self._merged = copy.deepcopy(self._own)
         self._aliases = read(self._own).aliases
         self._plan = plan
-        self._guard = None if privacy is None else Guard(privacy, client, released)
+        self._ledger = None if privacy is None else PrivacyLedger(privacy, client, released)
 
     @property
     def released(self) -> int:
-        """How often noisy sums were given out."""
-        return 0 if self._guard is None else self._guard.released
+        """How often noisy sums were released."""
+        return 0 if self._ledger is None else self._ledger.released
 
     def spent(self) -> tuple[float, float]:
         """(ε, δ) of everything that was released so far."""
-        if self._guard is None:
+        if self._ledger is None:
             raise UploadError(f"{self.client}: what is spent must be counted with privacy, got a client without")
-        return self._guard.privacy.epsilon(self.released), self._guard.privacy.delta
+        return self._ledger.privacy.epsilon(self.released), self._ledger.privacy.delta
 
-    def answer(self, message: Mapping[str, Tensor]) -> Message:
-        """What the data say to the server's question."""
-        self._load(message)
-        if "open" in message:
-            return to_send(self._open())
+    def answer(self, question: Question | Mapping[str, Tensor]) -> Answer:
+        """What the data say to the server's question, which may come in its wire form."""
         try:
-            units = asked(message, network(self._own))
+            question = Question.read(question)
         except UploadError as error:
             raise UploadError(f"{self.client}: {error}") from error
-        return to_send(self._sums(units, named(message, "head")))
+        self._load(question.weights)
+        if question.opening:
+            return self._open()
+        try:
+            units = units_named(question.units, network(self._own))
+        except UploadError as error:
+            raise UploadError(f"{self.client}: {error}") from error
+        return self._sums(units, question.head)
 
-    def _load(self, message: Mapping[str, Tensor]) -> None:
+    def _load(self, weights: Mapping[str, Tensor]) -> None:
         state = self._own.state_dict()
-        for key, tensor in message.items():
-            if not key.startswith("weights/"):
-                continue
-            name = key.removeprefix("weights/")
+        for name, tensor in weights.items():
             if name not in state or state[name].shape != tensor.shape:
                 expected = tuple(state[name].shape) if name in state else "no such weight"
                 raise UploadError(
@@ -103,20 +108,23 @@ class RelayClient:
         state |= {alias: state[kept] for alias, kept in self._aliases.items()}
         self._merged.load_state_dict(state)
 
-    def _open(self) -> Message:
+    def _open(self) -> Answer:
         """How the network runs, what is averaged, and the sums of the stage that needs nothing but the inputs."""
         stages = self.plan.stages
-        out: Message = {f"stage/{u.name}": torch.tensor(k) for k, stage in enumerate(stages) for u in stage}
-        out |= {f"join/{u.name}/{u.norm}": ONE for stage in stages for u in stage if u.norm is not None}
-        if self.plan.head is not None:
-            out[f"head/{self.plan.head}"] = ONE
-        sums = self._sums(stages[0] if stages else (), self.plan.head)
+        answer = self._sums(stages[0] if stages else (), self.plan.head)
         of_units = {name for stage in stages for unit in stage for name in unit.parameters(self._own)}
-        for name, tensor in self._own.state_dict().items():
-            if name not in of_units and name not in self._aliases:
-                weighted = tensor.double() * sums["examples"] if tensor.is_floating_point() else tensor
-                out[f"plain/{name}"] = weighted
-        return out | sums
+        plain = {
+            name: own_memory(tensor.double() * answer.examples if tensor.is_floating_point() else tensor)
+            for name, tensor in self._own.state_dict().items()
+            if name not in of_units and name not in self._aliases
+        }
+        opening = Opening(
+            {unit.name: k for k, stage in enumerate(stages) for unit in stage},
+            {unit.name: unit.norm for stage in stages for unit in stage if unit.norm is not None},
+            self.plan.head,
+            plain,
+        )
+        return replace(answer, opening=opening)
 
     @property
     def plan(self) -> Plan:
@@ -137,41 +145,43 @@ class RelayClient:
                 ) from error
         return self._plan
 
-    def _told(self, units: Sequence[Unit], head: str | None) -> list[str]:
-        """Which also sum by label. Where raw inputs come in, only a head: there is nothing but it. With privacy, too:
-        the fewer sums, the less noise on each."""
-        if self._guard is not None:
+    def _layers_with_labels(self, units: Sequence[Unit], head: str | None) -> list[str]:
+        """The units that also sum by class: all but those of the first stage, whose sums by class would be class means
+        of raw inputs; a head at the first stage sums by class all the same, since there is no other layer. With privacy
+        only the head does: the fewer sums, the less noise on each."""
+        if self._ledger is not None:
             return [unit.name for unit in units if unit.name == head]
         first = next((stage for stage in self.plan.stages if stage), ())
         raw = {unit.name for unit in first if unit.name != head}
         return [] if head is None else [unit.name for unit in units if unit.name not in raw]
 
-    def _sums(self, units: Sequence[Unit], head: str | None) -> Message:
-        guard = self._guard
-        if guard is not None:
-            guard.permit()
-            guard.check(self._own, self._batches)
+    def _sums(self, units: Sequence[Unit], head: str | None) -> Answer:
+        ledger = self._ledger
+        if ledger is not None:
+            ledger.check_allowed()
+            ledger.check_network(self._own, self._batches)
         observed = observe(
             self._own,
             self._merged,
             units,
             self._batches,
             self.client,
-            told=self._told(units, head),
+            layers_with_labels=self._layers_with_labels(units, head),
             classes=0 if head is None else self._classes(head),
             calls=self.plan.calls,
-            limit=None if guard is None else guard.privacy.factor,
+            limit=None if ledger is None else ledger.privacy.factor,
             progress=self._progress,
         )
-        count, sums = float(observed.examples), {name: found.tensors() for name, found in observed.units.items()}
-        if guard is not None:
-            count, sums = guard.release(observed.examples, sums)
-        out: Message = {"clients": ONE.double(), "examples": torch.tensor(count, dtype=torch.float64)}
+        examples, sums = float(observed.examples), {name: found.tensors() for name, found in observed.units.items()}
+        if ledger is not None:
+            examples, sums = ledger.release(observed.examples, sums)
+        totals = []
         for unit in units:
-            found = sums[unit.name]
-            found |= {"gram": folded(found["gram"]), "prior": unit.matrix(self._own) * count}
-            out |= {f"sum/{unit.name}/{part}": tensor for part, tensor in found.items()}
-        return out
+            parts = sums[unit.name]
+            parts |= {"gram": upper_triangle(parts["gram"]), "prior": unit.matrix(self._own) * examples}
+            totals.append(UnitTotals(unit.name, **{part: own_memory(tensor) for part, tensor in parts.items()}))
+        one = torch.ones((), dtype=torch.float64)
+        return Answer(one, torch.tensor(examples, dtype=torch.float64), tuple(totals))
 
     def _classes(self, head: str) -> int:
         units = network(self._own)

@@ -1,14 +1,14 @@
-"""Pseudo inputs put right where they pass a layer of which the client has told moments.
+"""Corrects drawn inputs at a layer of whose features the client has uploaded moments.
 
-Inputs drawn by mean and covariance are no pictures, and what a network makes of them is not what it makes of pictures:
-f, the client's features of a drawn input, have neither the mean nor the spread of its real ones. So they are exchanged
-for f' drawn from what the client says of them, and the merged network's features of the same input follow:
+Inputs drawn by mean and covariance are no pictures, and a network's features of them are not those of pictures: f, the
+client's features of a drawn input, have neither the mean nor the spread of its real ones. So f is exchanged for f'
+drawn from the uploaded moments, and the merged network's features h of the same input follow:
 
     h' = h + M (f' − f),   M = D + (Σ h fᵀ − D Σ f fᵀ)(Σ f fᵀ + εI)⁻¹
 
-over drawn inputs, centred; D, one number a feature, is what M is where the two networks agree neuron by neuron. What
-the client's features do not tell of the merged network's stays as it was drawn. M is as wide as the layer, so it wants
-more draws than the layers themselves, and then little ridge.
+with sums over drawn inputs, centred. D has one number a feature; M is D where the two networks agree neuron by neuron.
+The part of h that does not depend on f stays as it was drawn. M is as wide as the layer, so it needs more draws than
+the layers themselves, and then little ridge.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 
 MAP_DRAWS = 4
-"""Inputs drawn for M, in those drawn for the layers."""
+"""How many times as many inputs are drawn for M as for the layers."""
 MAP_RIDGE = 0.1
-"""The ridge of M, in that of the layers."""
+"""The ridge of M, as a share of the ridge of the layers."""
 
 
 class Correction:
-    """Drawn inputs of one client, gone through any number of times; inside `applied` their features are put right.
+    """Drawn inputs of one client, which can be read any number of times. Inside `applied` their features are corrected.
 
     Args:
         inputs: drawn from moments of the raw inputs.
-        layer: by whose inputs features are meant.
-        features: their moments.
-        seed: of what is drawn from these.
+        layer: the layer whose inputs are the features.
+        features: moments of the features.
+        seed: of the features that are drawn.
         ridge: as of Regression.
-        follow: M, where it is known already.
-        progress: a bar while M is found.
+        follow: M, if it is known already.
+        progress: whether to show a bar while M is fitted.
     """
 
     def __init__(

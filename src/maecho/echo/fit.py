@@ -1,9 +1,9 @@
-"""Least squares on the inputs that the merged network itself will see: one unit from totals over all clients.
+"""Fits one unit by least squares on the inputs that the merged network itself will see.
 
     min_W  Σ_i Σ ‖W h − z_i‖² + ε ‖W − W̄‖²   =>   W = W̄ + (Σ z hᵀ − W̄ Σ h hᵀ) (Σ h hᵀ + εI)⁻¹
 
-with h the merged network's input and z_i what client i's own layer gives out for the same sample. Only totals come in.
-The head may instead be fitted to the labels, from the same Σ h hᵀ and from Σ y hᵀ.
+with h the merged network's input and z_i what client i's own layer gives out for the same sample. Only totals over all
+clients are needed. The head may instead be fitted to the labels, from the same Σ h hᵀ and from Σ y hᵀ.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ HEADS = ("regression", "ridge", "lda")
 @dataclass(frozen=True)
 class Regression:
     """Args:
-    ridge: ε, as a share of Σ ‖h‖², the trace of Σ h hᵀ, for as many examples as inputs; of more examples less, in
-        proportion, so that wide layers, which have more to overfit, are held more.
+    ridge: ε = ridge · (inputs / examples) · tr Σ h hᵀ. Wide layers have more to overfit, so they are held more.
     head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda" (linear
         discriminant analysis: a Gaussian a class, one covariance).
     pull: how far fully connected layers between the first and the last are fitted to the mean of z over the example's
-        class instead of z itself, in [0, 1]. Clients that have not learned much give out much that is no matter of
-        class; those that have lose nothing by it.
+        class instead of z itself, in [0, 1]. Much of what badly trained clients give out has nothing to do with the
+        class, and the mean removes it. Well-trained clients lose nothing by it.
 
-    Without labels, where the last layer's rows are not the classes, or with a single client, whose network is what is
-    wanted, the head is regression and the pull 0. The defaults were found on held-out training data by
+    The head is regression and the pull is 0 without labels, where the last layer's rows are not the classes, and with a
+    single client, whose own network is then the right answer. The defaults were found on held-out training data by
     benchmarks/echo_settings.py.
     """
 
@@ -55,7 +54,7 @@ class Regression:
 
     @property
     def plain(self) -> Regression:
-        """To z alone, the head too."""
+        """The same ridge, with every layer fitted to z alone."""
         return replace(self, head="regression", pull=0.0)
 
     def matrix(
@@ -125,8 +124,10 @@ def discriminant(
     ridge: Tensor,
     bias: bool,
 ) -> Float[Tensor, "k d"]:
-    """log π_k + μ_kᵀ Σ⁻¹ h − ½ μ_kᵀ Σ⁻¹ μ_k as rows [w b]; without a bias, the linear function of h that is nearest to
-    it on the clients' data. A class that nobody holds gets the lowest score of all."""
+    """log π_k + μ_kᵀ Σ⁻¹ h − ½ μ_kᵀ Σ⁻¹ μ_k as rows [w b].
+
+    Without a bias: the linear function of h that comes nearest to it on the clients' data. A class that no client has
+    gets the lowest score of all."""
     n = counts.sum().clamp(min=1)
     held = counts > 0.5  # a total of masked counts is whole but for round-off
     sums, G = (labels[:, :-1], gram[:-1, :-1]) if bias else (labels, gram)
@@ -146,8 +147,8 @@ def write(
 ) -> dict[str, Tensor]:
     """The unit's parameters, as entries of a state_dict with the dtypes of `state`.
 
-    BatchNorm's running mean and variance become those of its inputs in the merged network, which Σ h hᵀ tells; scale
-    and shift make up for it.
+    A BatchNorm's running mean and variance become those of its inputs in the merged network, which follow from Σ h hᵀ.
+    Its scale and shift are set so that the matrix is the one given.
     """
     if unit.norm is None:
         return unit.layer.write(matrix, state)

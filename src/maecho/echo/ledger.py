@@ -1,8 +1,8 @@
-"""Keeps a relay client's promise of privacy: what it says is bounded, noisy and counted.
+"""How a relay client keeps its promise of privacy: what it says is bounded, noisy and counted.
 
-The number of examples, which weighs the client's weights, is a noisy sum like the others, released with the first
-answer and the same ever after. Were it public, neighbours would have to be of one size, an example exchanged for
-another: twice the change, and twice the noise on everything for the sake of one number.
+The number of examples weighs the client's weights. It is a noisy sum like the others, released with the first answer
+and the same ever after. If it were public, neighbouring data sets would have to be of one size, with one example
+exchanged for another. That is twice the change, and twice the noise on everything for the sake of one number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maecho.echo.messages import Message
 from maecho.errors import UploadError
 from maecho.network.attention import slow_path
 from maecho.network.forward import call, examples, parts
@@ -22,16 +21,16 @@ from maecho.network.units import network
 from maecho.privacy import Privacy
 
 ALIKE = 1e-3
-"""How far apart, relative to their size, rows may be that round-off alone tells apart."""
+"""How far apart two rows may be, relative to their size, if only round-off tells them apart."""
 
 
-class Guard:
-    """Of one client.
+class PrivacyLedger:
+    """Adds the noise of one client's releases and counts them.
 
     Args:
         privacy: the promise.
-        client: for messages.
-        released: what was released of the same data before, such as an upload.
+        client: its name, for errors.
+        released: how often the same data were released before, an upload being one release.
     """
 
     def __init__(self, privacy: Privacy, client: str, released: int = 0):
@@ -39,17 +38,22 @@ class Guard:
         self._examples: float | None = None
         self._checked = False
 
-    def permit(self) -> None:
-        """Raises once everything that was allowed is released."""
+    def check_allowed(self) -> None:
+        """Raises UploadError once everything that was allowed is released."""
         most = self.privacy.releases
         if most is not None and self.released >= most:
             raise UploadError(
                 f"{self.client}: the data may be asked {most} time(s) at this privacy, got one question more"
             )
 
-    def release(self, count: int, sums: Mapping[str, Mapping[str, Tensor]]) -> tuple[float, dict[str, Message]]:
-        """The number of examples and every unit's sums with noise. To each unit's belongs "noise", the variance of
-        that on an entry of its gram: no secret, and the server's measure of what to believe."""
+    def release(
+        self, count: int, sums: Mapping[str, Mapping[str, Tensor]]
+    ) -> tuple[float, dict[str, dict[str, Tensor]]]:
+        """The number of examples and every unit's sums, with noise.
+
+        The sums of a unit also get "noise", the variance of the noise on an entry of the gram. It is no secret, and it
+        tells the server how far to believe the sums.
+        """
         # No "outputs": they are for layers between the first and the last, of which no sums by label are taken.
         sums = {unit: {part: t for part, t in found.items() if part != "outputs"} for unit, found in sums.items()}
         k = sum(map(len, sums.values())) + (self._examples is None)
@@ -65,9 +69,9 @@ class Guard:
         }
         return self._examples, out
 
-    def check(self, model: nn.Module, batches: Iterable[Any]) -> None:
-        """Every layer must have the examples on its first axis and show none of them what another is like, or no
-        bound on one example means anything. Tried out on two of them."""
+    def check_network(self, model: nn.Module, batches: Iterable[Any]) -> None:
+        """Raises UploadError unless every layer has the examples on its first axis and no example's rows depend on
+        another example: otherwise no bound on one example means anything. This is tried out on two examples."""
         if self._checked:
             return
         few = _few(parts(batch, self.client)[0] for batch in batches)

@@ -1,127 +1,232 @@
-"""What server and clients of a relay say to each other: plain dictionaries of tensors, for any network to carry.
+"""What the server and the clients of a relay say to each other.
 
-    asked      round · open | unit/<name> · join/<layer>/<norm> · head/<name> · weights/<name>
-    answered   examples · sum/<name>/gram|cross|prior|labels|counts|noise (with privacy: the variance on the gram)
-               of a gram, being symmetric, the upper triangle in one row
-    opening    also stage/<name> · join/… · head/… (how the network runs) · plain/<name> (n times what has no sums)
-
-Names stand in the keys; the tensor under unit, join and head is a one. Of real numbers the server uses the total over
-clients alone.
+A Question goes to every client, an Answer comes back. Answers add up: the answer of two clients together is the sum of
+their answers. Addition is that of the wire forms (see wire.py), key by key, so a network that sums those without
+looking at any of them, as secure aggregation does, hands the server the same total.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from maecho.echo import wire
+from maecho.echo.totals import REQUIRED, UnitTotals, real_numbers
 from maecho.errors import UploadError
 from maecho.network.units import Unit
 
-Message = dict[str, Tensor]
-ONE = torch.ones((), dtype=torch.int64)
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
-def asked(message: Mapping[str, Tensor], units: Mapping[str, Unit]) -> list[Unit]:
-    """The units that a message names, joined with their BatchNorm as it says."""
-    joined = dict(key.removeprefix("join/").split("/", 1) for key in message if key.startswith("join/"))
-    names = [key.removeprefix("unit/") for key in message if key.startswith("unit/")]
-    for wanted in (*names, *(joined[name] for name in names if name in joined)):
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What the server asks of every client: the sums of one stage.
+
+    Args:
+        round: how many stages are fitted. Only for people.
+        opening: whether it is the first question. A client then says how the network runs, and the sums of the first
+            stage; nothing else is asked.
+        units: layer -> the BatchNorm that is fitted together with it, or None.
+        head: the last layer, whose rows are the classes, if there is one.
+        weights: the merged weights so far.
+    """
+
+    round: int = 0
+    opening: bool = False
+    units: Mapping[str, str | None] = field(default_factory=dict)
+    head: str | None = None
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "units", MappingProxyType(dict(self.units)))
+        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
+        if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 0:
+            raise UploadError(f"the round of a question must be a whole number, at least 0, got {self.round!r}")
+        for name, tensor in self.weights.items():
+            if not isinstance(tensor, Tensor):
+                raise UploadError(f"the weight {name!r} of a question must be a tensor, got {type(tensor).__name__}")
+        if self.opening and (self.units or self.weights or self.head is not None):
+            raise UploadError("an opening question must ask for nothing else, got layers or weights besides")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its wire form."""
+        out = {wire.ROUND: torch.tensor(self.round)}
+        if self.opening:
+            out[wire.OPEN] = wire.mark()
+        for name, norm in self.units.items():
+            out[f"{wire.UNIT}{name}"] = wire.mark()
+            if norm is not None:
+                out[f"{wire.JOIN}{name}/{norm}"] = wire.mark()
+        if self.head is not None:
+            out[f"{wire.HEAD}{self.head}"] = wire.mark()
+        return out | {f"{wire.WEIGHTS}{name}": tensor for name, tensor in self.weights.items()}
+
+    @classmethod
+    def read(cls, message: Question | Mapping[str, Tensor]) -> Question:
+        """A question from its wire form; one that is read already stays as it is."""
+        if isinstance(message, Question):
+            return message
+        wire.check_tensors(message, "a question")
+        names = wire.below(wire.UNIT, message)
+        joined = wire.joins(message, names)
+        question = cls(
+            wire.whole_number(wire.ROUND, message[wire.ROUND]) if wire.ROUND in message else 0,
+            wire.OPEN in message,
+            {name: joined.get(name) for name in names},
+            wire.head(message),
+            wire.below(wire.WEIGHTS, message),
+        )
+        wire.check_keys(message, question.tensors(), "a question")
+        return question
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Question.read, (self.tensors(),)
+
+
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """What only the first answer says: how the network runs, and the weights that no sum is taken of."""
+
+    stages: Mapping[str, int] = field(default_factory=dict)
+    """Layer -> the number of its stage, in order of execution."""
+    joins: Mapping[str, str] = field(default_factory=dict)
+    """Layer -> the BatchNorm that is fitted together with it."""
+    head: str | None = None
+    """The last layer, whose rows are the classes, if there is one."""
+    plain: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameters of no unit: real numbers times the client's examples, and counters."""
+
+    def __post_init__(self) -> None:
+        for name, number in self.stages.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise UploadError(f"the stage of {name!r} must be a whole number, at least 0, got {number!r}")
+        for layer in self.joins:
+            if layer not in self.stages:
+                raise UploadError(f"a BatchNorm must be joined to a layer that has a stage, got {layer!r}")
+        plain = {
+            name: real_numbers(f"the weight {name!r}", tensor) if tensor.is_floating_point() else tensor
+            for name, tensor in self.plain.items()
+        }
+        for part, mapping in {"stages": self.stages, "joins": self.joins, "plain": plain}.items():
+            object.__setattr__(self, part, MappingProxyType(dict(mapping)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its part of the wire form."""
+        out = {f"{wire.STAGE}{name}": torch.tensor(number) for name, number in self.stages.items()}
+        out |= {f"{wire.JOIN}{layer}/{norm}": wire.mark() for layer, norm in self.joins.items()}
+        if self.head is not None:
+            out[f"{wire.HEAD}{self.head}"] = wire.mark()
+        return out | {f"{wire.PLAIN}{name}": tensor for name, tensor in self.plain.items()}
+
+    @classmethod
+    def read(cls, message: Mapping[str, Tensor]) -> Opening | None:
+        """Of an answer's wire form; None where it says nothing of this."""
+        stages = {
+            name: wire.whole_number(f"{wire.STAGE}{name}", tensor)
+            for name, tensor in wire.below(wire.STAGE, message).items()
+        }
+        found = cls(stages, wire.joins(message, stages), wire.head(message), wire.below(wire.PLAIN, message))
+        return found if found.tensors() else None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What one client's data say to a question, or the sum of what many say.
+
+    The law of `+`: the answer of two clients together is the sum of their answers, and so are the wire forms.
+
+    Args:
+        clients: how many they are of. A real number, so that a network can mask it.
+        examples: how many examples they are of, likewise.
+        totals: the sums of every unit that was asked for.
+        opening: what only the first answer says.
+    """
+
+    clients: Float[Tensor, ""]
+    examples: Float[Tensor, ""]
+    totals: tuple[UnitTotals, ...] = ()
+    opening: Opening | None = None
+
+    def __post_init__(self) -> None:
+        for part in (wire.CLIENTS, wire.EXAMPLES):
+            tensor = real_numbers(part, getattr(self, part))
+            if tensor.numel() != 1:
+                raise UploadError(f"answers must say of how many {part} they are, got {tensor.tolist()}")
+            object.__setattr__(self, part, tensor)
+        object.__setattr__(self, "totals", tuple(self.totals))
+        names = [totals.unit for totals in self.totals]
+        if len(set(names)) < len(names):
+            raise UploadError(f"an answer must hold the sums of a layer once, got {', '.join(map(repr, names))}")
+
+    def __add__(self, other: Answer) -> Answer:
+        return Answer.read(wire.add(self.tensors(), other.tensors()))
+
+    def of(self, unit: str) -> UnitTotals:
+        """The sums of one unit."""
+        found = next((totals for totals in self.totals if totals.unit == unit), None)
+        if found is None:
+            raise UploadError(f"answers must hold the sums of {unit!r}, got none")
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its wire form."""
+        out = {wire.CLIENTS: self.clients, wire.EXAMPLES: self.examples}
+        if self.opening is not None:
+            out |= self.opening.tensors()
+        for totals in self.totals:
+            out |= {f"{wire.SUM}{totals.unit}/{part}": tensor for part, tensor in totals.parts().items()}
+        return out
+
+    @classmethod
+    def read(cls, message: Answer | Mapping[str, Tensor]) -> Answer:
+        """An answer from its wire form; one that is read already stays as it is."""
+        if isinstance(message, Answer):
+            return message
+        wire.check_tensors(message, "an answer")
+        for part in (wire.CLIENTS, wire.EXAMPLES):
+            if part not in message:
+                raise UploadError(f"answers must say of how many {part} they are, got none")
+        sums: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in wire.below(wire.SUM, message).items():
+            unit, _, part = key.rpartition("/")
+            sums.setdefault(unit, {})[part] = tensor
+        known = {f.name for f in fields(UnitTotals)} - {"unit"}
+        totals = []
+        for unit, parts in sums.items():
+            if not parts.keys() >= set(REQUIRED):
+                raise UploadError(f"answers must hold the sums of {unit!r}, got none")
+            totals.append(UnitTotals(unit, **{part: tensor for part, tensor in parts.items() if part in known}))
+        answer = cls(message[wire.CLIENTS], message[wire.EXAMPLES], tuple(totals), Opening.read(message))
+        wire.check_keys(message, answer.tensors(), "an answer")
+        return answer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Answer.read, (self.tensors(),)
+
+
+def add_up(answers: Iterable[Answer | Mapping[str, Tensor]]) -> tuple[Answer | None, int]:
+    """The sum of answers as they come, and the size in bytes of the largest."""
+    total, largest = None, 0
+    for i, message in enumerate(answers):
+        try:
+            answer = Answer.read(message)
+            total = answer if total is None else total + answer
+        except UploadError as error:
+            raise UploadError(f"answer {i}: {error}") from error
+        sent = message.tensors() if isinstance(message, Answer) else message
+        largest = max(largest, sum(tensor.nbytes for tensor in sent.values()))
+    return total, largest
+
+
+def units_named(names: Mapping[str, str | None], units: Mapping[str, Unit]) -> tuple[Unit, ...]:
+    """The units of a network that a message names, joined with their BatchNorm as it says."""
+    for wanted in (*names, *(norm for norm in names.values() if norm is not None)):
         if wanted not in units:
             raise UploadError(f"sums must be of layers of this network, got {wanted!r}, which it does not have")
-    return [replace(units[name], norm=joined.get(name)) for name in names]
-
-
-def to_send(message: Mapping[str, Tensor]) -> Message:
-    """Every tensor on the CPU, in one piece and in memory of its own, as files want it; nobody's later work changes
-    what was said."""
-    return {key: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for key, t in message.items()}
-
-
-def folded(A: Tensor) -> Tensor:
-    """Symmetric [g, d, d] as its upper triangle [g, d (d + 1) / 2]; the one row of a diagonal [g, 1, d] as it is."""
-    d = A.shape[-1]
-    if A.shape[-2] != d:
-        return A
-    rows, columns = torch.triu_indices(d, d, device=A.device)
-    return A[..., rows, columns]
-
-
-def unfolded(A: Tensor, d: int) -> Tensor:
-    """What `folded` was given, of d inputs."""
-    if A.dim() == 3:
-        return A
-    rows, columns = torch.triu_indices(d, d, device=A.device)
-    full = A.new_empty(len(A), d, d)
-    full[:, rows, columns] = A
-    full[:, columns, rows] = A
-    return full
-
-
-def sums_of(unit: Unit, shape: Sequence[int], total: Mapping[str, Tensor], device: torch.device) -> Message:
-    """What was told of one unit, checked against the shape [g, o, d] of its matrix; the gram is whole again."""
-    name, prefix = unit.name, f"sum/{unit.name}/"
-    found = {key.removeprefix(prefix): t.to(device) for key, t in total.items() if key.startswith(prefix)}
-    if not {"gram", "cross", "prior"} <= found.keys():
-        raise UploadError(f"answers must hold the sums of {name!r}, got none")
-    g, o, d = shape
-    for part in ("cross", "prior"):
-        if found[part].shape != (g, o, d):
-            raise UploadError(f"the sums of {name!r} must be {(g, o, d)} as its weights, got {_shape(found[part])}")
-    told = (g, 1, d) if unit.layer.one_hot else (g, d * (d + 1) // 2)
-    if found["gram"].shape != told:
-        raise UploadError(f"Σ h hᵀ of {name!r} must be told by {told} numbers, got {_shape(found['gram'])}")
-    by_class = {"labels": d, "outputs": o, "counts": None}
-    classes = len(found["counts"]) if "counts" in found and found["counts"].dim() else 0
-    for part, width in by_class.items():
-        wanted = (classes,) if width is None else (classes, width)
-        if part in found and found[part].shape != wanted:
-            raise UploadError(f"{part} of {name!r} must be {wanted}, got {_shape(found[part])}")
-    odd = next((part for part, tensor in found.items() if not tensor.is_floating_point()), None)
-    if odd is not None:
-        raise UploadError(f"{odd} of {name!r} must be real numbers, got {found[odd].dtype}")
-    return found | {"gram": unfolded(found["gram"], d)}
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)
-
-
-def named(message: Mapping[str, Tensor], what: str) -> str | None:
-    """The one name that stands in the keys under a heading."""
-    return next((key.removeprefix(f"{what}/") for key in message if key.startswith(f"{what}/")), None)
-
-
-def add_up(answers: Iterable[Mapping[str, Tensor]]) -> Message:
-    """Totals of all real numbers. What is whole must be the same for all (of counters the largest is taken)."""
-    total: Message = {}
-    for heard, answer in enumerate(answers):
-        who = f"answer {heard}"
-        if not isinstance(answer, Mapping):
-            raise UploadError(f"{who}: must be a dictionary of tensors, got {type(answer).__name__}")
-        if heard and answer.keys() != total.keys():
-            odd = sorted(answer.keys() ^ total.keys())[0]
-            raise UploadError(
-                f"{who}: must hold what the first one holds, got {odd!r} in one of them alone; all clients must run "
-                "one network, and all have labels or none"
-            )
-        for key, tensor in answer.items():
-            if not isinstance(tensor, Tensor) or (key in total and tensor.shape != total[key].shape):
-                expected = tuple(total[key].shape) if key in total else "a tensor"
-                got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise UploadError(f"{who}: {key!r} must be {expected}, got {got}")
-            if tensor.is_floating_point():
-                if not tensor.isfinite().all():
-                    raise UploadError(f"{who}: {key!r} must be finite, got NaN or infinity")
-                total[key] = total[key] + tensor.to(total[key]) if key in total else tensor.double()
-            elif key.startswith("plain/"):
-                total[key] = total[key].maximum(tensor.to(total[key])) if key in total else tensor
-            else:
-                if key in total and not torch.equal(total[key], tensor.to(total[key])):
-                    raise UploadError(
-                        f"{who}: {key!r} must be {total[key].tolist()} as for the others, got {tensor.tolist()}"
-                    )
-                total[key] = tensor
-    return total
+    return tuple(replace(units[name], norm=norm) for name, norm in names.items())

@@ -1,7 +1,7 @@
-"""What one client's data say about a stage of the merged network: two sums for every unit.
+"""Sums over one client's data for a stage of the merged network.
 
-With h the merged network's input to a unit and z what the client's own unit gives out for the same sample, the client
-says Σ h hᵀ and Σ z hᵀ. Both networks run side by side, only as far as the stage reaches.
+h is the merged network's input to a unit, z is what the client's own unit gives out for the same sample. The sums are
+Σ h hᵀ and Σ z hᵀ. Both networks run on every batch, only as far as the stage reaches.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ def observe(
     batches: Iterable[Any],
     client: str,
     *,
-    told: Collection[str] = (),
+    layers_with_labels: Collection[str] = (),
     classes: int = 0,
     calls: Mapping[str, int] | None = None,
     limit: Limit | None = None,
     progress: bool | None = None,
 ) -> Observed:
-    """One pass. `calls` says how often each module runs, for the pass to end early; units that are `told` also sum by
-    label, where there are any (below `classes`) and an example is one row."""
+    """One pass. `calls` says how often each module runs, for the pass to end early; the units of
+    `layers_with_labels` also sum by class, where there are labels (below `classes`) and an example is one row."""
     observed = Observed(units={unit.name: Sums() for unit in units})
     pair = _Pair(own, merged, units, calls or {})
     labelled = True
     for step in forward(pair, batches, client, progress):
         observed.examples += step.size
         labelled = labelled and step.labels is not None
-        if told and step.labels is not None:
+        if layers_with_labels and step.labels is not None:
             check_labels(step.labels, classes, client)
         for unit in units:
             calls_own, calls_merged = step.output["own"][unit.name], step.output["merged"][unit.name]
@@ -96,7 +96,7 @@ def observe(
                 )
             for z, (module, x) in zip(calls_own, calls_merged, strict=True):
                 row_each = unit.layer.one_row_each(x, step.size) and not unit.diagonal
-                labels = step.labels if unit.name in told and row_each else None
+                labels = step.labels if unit.name in layers_with_labels and row_each else None
                 y = None if labels is None else one_hot(labels.to(x.device), classes).double()
                 if limit is not None and len(x) != step.size:
                     raise UploadError(

@@ -1,4 +1,4 @@
-"""Clients played by the server: their weights, and inputs drawn from what they told of theirs."""
+"""Clients that the server simulates: their weights, and inputs drawn from what their uploads say of theirs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from maecho.echo.client import RelayClient
 from maecho.echo.correction import Correction
-from maecho.echo.messages import Message
+from maecho.echo.messages import Answer
 from maecho.network.stages import Plan
 from maecho.network.units import Unit
 from maecho.options import number, one_of
@@ -27,11 +27,11 @@ class Drawing:
     """How pseudo inputs are drawn from uploads.
 
     Args:
-        draws: in all, shared out by examples.
-        chunk: held at a time.
+        draws: how many inputs are drawn for all clients together, each getting its share by examples.
+        chunk: how many are held in memory at a time.
         seed: of the draws.
-        features: whether they are put right by what uploads say of features, where they say something.
-        noise: what they are made of: "leaves" gives images edges, "gaussian" none; see leaves.py.
+        features: whether the inputs are corrected by the features of uploads that have some; see Correction.
+        noise: what inputs are made of: "leaves" gives images edges, "gaussian" none; see leaves.py.
     """
 
     draws: int = 20_000
@@ -53,12 +53,12 @@ class Drawing:
 
     @property
     def uses(self) -> frozenset[str]:
-        """Those that it makes something of where they are there."""
+        """Optional statistics: used if an upload has them."""
         return frozenset({"features"} if self.features else ())
 
 
-class Player(RelayClient):
-    """A client that is not there: its model, and inputs that look like its own."""
+class SimulatedClient(RelayClient):
+    """A client that is not there: its model, and inputs drawn to look like its own."""
 
     def __init__(
         self,
@@ -72,20 +72,20 @@ class Player(RelayClient):
         super().__init__(model, inputs if correction is None else correction, client, plan=plan, progress=progress)
         self._correction = correction
 
-    def _sums(self, units: Sequence[Unit], head: str | None) -> Message:
-        if self._correction is None or not self._behind(self._correction.layer, units):
+    def _sums(self, units: Sequence[Unit], head: str | None) -> Answer:
+        if self._correction is None or not self._all_behind(self._correction.layer, units):
             return super()._sums(units, head)
         with self._correction.applied(self._own, self._merged):
             return super()._sums(units, head)
 
-    def _behind(self, layer: str, units: Sequence[Unit]) -> bool:
-        """Whether what is asked for is at the layer or after it."""
+    def _all_behind(self, layer: str, units: Sequence[Unit]) -> bool:
+        """Whether all units are at the layer or after it."""
         depths = {module: k for k, stage in enumerate(self.plan.stages) for unit in stage for module in unit.modules}
         return all(depths[unit.modules[0]] >= depths[layer] for unit in units)
 
 
-class Players:
-    """One respondent for every upload, made when its turn comes; the same each time."""
+class SimulatedClients:
+    """One simulated client for every upload. It is made when its turn comes, and is the same each time."""
 
     def __init__(
         self,
@@ -109,11 +109,16 @@ class Players:
         return len(self._cohort)
 
     @property
+    def upload_bytes(self) -> int:
+        """The size of the largest upload: its weights, and the statistics that inputs are drawn from."""
+        return self._cohort.upload_bytes
+
+    @property
     def plan(self) -> Plan:
         """The stages of the network."""
         return self._plan or next(iter(self)).plan
 
-    def __iter__(self) -> Iterator[Player]:
+    def __iter__(self) -> Iterator[SimulatedClient]:
         like = next((p for p in self._model.parameters()), torch.zeros(()))
         everyone = sum(self._cohort.examples)
         for upload in self._cohort:
@@ -132,7 +137,7 @@ class Players:
                 own = seed_for(self.drawing.seed, f"features of {upload.client}")
                 known = self._follow.get(upload.client)
                 correction = Correction(inputs, layer, found, own, self._ridge, known, self._progress)
-            client = Player(self._model, inputs, upload.client, self._plan, correction, self._progress)
+            client = SimulatedClient(self._model, inputs, upload.client, self._plan, correction, self._progress)
             self._plan = client.plan
             yield client
             follow = None if correction is None else correction.follow

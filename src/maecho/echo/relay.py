@@ -1,7 +1,8 @@
-"""echo-relay in one process: the server and all its clients, with nothing between them."""
+"""echo-relay in one process: the server and all its clients, with no network between them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from maecho.echo.client import RelayClient
 from maecho.echo.fit import Regression
 from maecho.echo.players import Drawing
-from maecho.echo.server import RelayServer, Rounds
+from maecho.echo.rounds import Rounds
+from maecho.echo.server import RelayServer
 from maecho.errors import UploadError
 from maecho.privacy import Privacy
 from maecho.progress import track
@@ -36,32 +38,32 @@ def relay(
 
     Args:
         model: a network of the clients' architecture, any weights. Left as it is.
-        clients: pairs of a trained model and its batches (something that can be gone through again).
-        rounds, regression, drawing, prior, start: as of RelayServer.
-        uploads: what the clients have uploaded before, with moments, for rounds other than "all". Made here, uncut, if
-            there are none.
+        clients: pairs of a trained model and its batches, which are read once a round.
+        rounds, regression, prior: as of RelayServer.
+        drawing, start: as of RelayServer. For rounds other than "all" alone, as are uploads.
+        uploads: what the clients have uploaded before, with moments. Without them, uploads are made here, uncut.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
-        privacy: noise on all that every client says of its data; the recipe tells what it adds up to.
+        privacy: noise on all that every client says of its data; the recipe says what it adds up to.
     """
+    began = time.perf_counter()
     pairs = list(clients)
     if not pairs:
         raise UploadError("there must be at least one client to relay, got none")
-    drawing = drawing or Drawing()
     before = 0 if rounds == "all" else 1  # an upload comes first
-    respondents = [
+    relay_clients = [
         RelayClient(own, batches, f"client {i}", progress=False, privacy=privacy, released=before)
         for i, (own, batches) in enumerate(pairs)
     ]
-    if rounds == "all":
-        uploads = None  # nothing is drawn
-    elif uploads is not None:
-        uploads = _checked(list(uploads), privacy)
-    elif uploads is None:
-        statistics = sorted(drawing.needs | (drawing.uses if privacy is None else frozenset()))
-        uploads = [
-            make_upload(own, batches, f"client {i}", statistics, rank=None, progress=progress, privacy=privacy)
-            for i, (own, batches) in enumerate(pairs)
-        ]
+    if rounds != "all":
+        drawing = drawing or Drawing()
+        if uploads is None:
+            statistics = sorted(drawing.needs | (drawing.uses if privacy is None else frozenset()))
+            uploads = [
+                make_upload(own, batches, f"client {i}", statistics, rank=None, progress=progress, privacy=privacy)
+                for i, (own, batches) in enumerate(pairs)
+            ]
+        else:
+            uploads = _checked(list(uploads), privacy)
     server = RelayServer(
         model,
         rounds=rounds,
@@ -74,18 +76,17 @@ def relay(
     )
     while not server.done:
         question = server.broadcast()
-        label = f"echo-relay, stage {len(server.clients_heard) + 1}"
-        server.collect(client.answer(question) for client in track(respondents, label, show=progress))
+        label = f"echo-relay, stage {question.round + 1}"
+        server.collect(client.answer(question) for client in track(relay_clients, label, show=progress))
     merged = server.result()
-    drawn_from = drawing.needs | drawing.uses
-    merged.recipe["upload_bytes"] = max((upload.bytes(drawn_from) for upload in uploads or ()), default=0)
+    merged.recipe["seconds"] = round(time.perf_counter() - began, 3)
     if privacy is not None:
-        merged.recipe["privacy"] = privacy.recipe(max(client.released for client in respondents))
+        merged.recipe["privacy"] = privacy.recipe(max(client.released for client in relay_clients))
     return merged
 
 
 def _checked(uploads: list[Upload], privacy: Privacy | None) -> list[Upload]:
-    """With privacy, an upload must be one release of the same noise as each round after it; it may clip otherwise."""
+    """Uploads of before. With privacy, each must be one release with the noise of a round; it may clip otherwise."""
     for upload in uploads:
         if not isinstance(upload, Upload):
             raise UploadError(f"uploads must be Upload objects, got {type(upload).__name__}")

@@ -1,34 +1,36 @@
 """The server's half of echo-relay, and the family between it and echo-chain.
 
-The network is fitted stage after stage. For each the server needs totals of two sums over the clients, from real data
-(a light round: the merged weights so far go out, sums come back) or from inputs that it draws itself from uploads. Real
-data at every stage are echo-relay, at none echo-chain. Only totals are used: no client's own sums or model matter.
+The server fits the network stage after stage. For each stage it needs the total of the clients' sums. They come from
+real data (a light round: the merged weights so far go out, sums come back), or from inputs that the server draws itself
+from uploads. Real data at every stage are echo-relay, at no stage echo-chain. The server uses totals alone: no client's
+own sums or model matter.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from maecho._version import __version__
-from maecho.echo.fit import Regression, fitted, repaired
-from maecho.echo.messages import ONE, Message, add_up, asked, named, sums_of, to_send
-from maecho.echo.players import Drawing, Players
+from maecho.echo import checkpoint as checkpoints
+from maecho.echo import rounds as schedule
+from maecho.echo.fit import Regression
+from maecho.echo.merging import MergedNetwork
+from maecho.echo.messages import Answer, Opening, Question, add_up
+from maecho.echo.players import Drawing, SimulatedClients
+from maecho.echo.rounds import Rounds
+from maecho.echo.state import DRAWN, REAL, START, FittedStage, RelayState
+from maecho.echo.wire import own_memory
 from maecho.errors import UploadError
-from maecho.network.attention import packed, split
-from maecho.network.layers import read
-from maecho.network.units import Unit, network
 from maecho.options import number
 from maecho.progress import track
-from maecho.upload import storage as files
 from maecho.upload.cohort import Source
-from maecho.upload.merged import Merged
+from maecho.upload.merged import Merged, make_recipe
 
-Rounds = int | str | Sequence[str]
+__all__ = ["RelayServer", "Rounds"]
 
 
 class RelayServer:
@@ -42,14 +44,14 @@ class RelayServer:
 
     Args:
         model: a network of the clients' architecture, any weights. Left as it is.
-        rounds: where real data are consulted. "all" (the default): at every stage, echo-relay. A number: 1 is
-            echo-chain, each further round is one more stage at real data, from the head backwards. Or the names of
-            layers. For anything but "all" there must be uploads.
-        uploads: of the clients, with moments: what pseudo inputs are drawn from.
+        rounds: where real data are asked. "all" (the default): at every stage, echo-relay. A number: 1 is echo-chain,
+            each further round is one more stage at real data, from the head backwards. Or the names of layers. For
+            anything but "all" there must be uploads.
+        uploads: of the clients, with moments: what inputs are drawn from.
         start: a state_dict that was merged before, by echo-chain say. The stages before the first round are taken from
-            it instead of being fitted anew at drawn inputs.
+            it instead of being fitted anew to drawn inputs.
         regression: the ridge and the head.
-        drawing: of the pseudo inputs.
+        drawing: how inputs are drawn.
         prior: a state_dict that the ridge pulls to, in place of the clients' average.
         minimum: a round with fewer answers is refused; it can be asked again.
         checkpoint: a file that holds the last finished stage, for `resume`.
@@ -71,270 +73,165 @@ class RelayServer:
         progress: bool | None = None,
     ):
         number("minimum", minimum, "a whole number, at least 1", 1, whole=True)
-        self._model = model
-        self._merged = split(model)
-        self._units, self._aliases = network(self._merged), read(self._merged).aliases
-        self._rounds = _checked(rounds, self._units)
+        self._began = time.perf_counter()
+        self._seconds = 0.0
+        self._merged = MergedNetwork(model, prior)
+        self._rounds = schedule.checked(rounds, self._merged.units)
+        schedule.check_used(self._rounds, uploads=uploads, start=start, drawing=drawing)
         self._regression = regression or Regression()
-        self._prior = None if prior is None else _loaded(model, prior, "prior")
         self._minimum, self._checkpoint = minimum, None if checkpoint is None else Path(checkpoint)
-        self._players, self._progress = None, progress
+        self._progress = progress
+        self._simulated: SimulatedClients | None = None
         if uploads is not None:
-            self._players = Players(model, uploads, drawing or Drawing(), self._regression.ridge, progress)
-        if self._players is None and rounds != "all":
-            raise UploadError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
-        self._stages: list[list[Unit]] | None = None  # not known before the first answers
-        self._head: str | None = None
-        self._alone = False  # a single client, whose network is what is wanted
-        self._finished = 0
-        self._taken = 0  # stages that come from `start`
-        self._settled: set[str] = set()
-        self.clients_heard: list[int] = []
-        """How many answered, stage by stage; 0 where inputs were drawn."""
-        self.bytes_heard: list[int] = []
-        """How large the largest answer was, stage by stage; 0 where inputs were drawn."""
+            ridge = self._regression.ridge
+            self._simulated = SimulatedClients(model, uploads, drawing or Drawing(), ridge, progress)
+        self._state: RelayState | None = None  # not known before the first answers
         if start is not None:
-            self._begin(start)
+            self._load_start(start)
 
     @property
     def done(self) -> bool:
-        """Whether every stage is fitted. Stages at drawn inputs are fitted on the way."""
-        self._draw()
-        return self._stages is not None and self._finished == len(self._stages)
+        """Whether nothing is left to ask of clients. Stages at drawn inputs may be left: `result` fits them."""
+        if self._rounds == 1:
+            return True
+        state = self._state
+        return state is not None and not any(self._asks(state, k) for k in range(state.finished, len(state.stages)))
 
     @property
     def stages(self) -> list[list[str]]:
         """The layers fitted at once, in order; known from the first answers on."""
-        return [[unit.name for unit in stage] for stage in self._stages or ()]
+        return [] if self._state is None else self._state.layers
 
-    def broadcast(self) -> Message:
-        """The question of the next round at real data."""
+    @property
+    def clients_answered(self) -> list[int]:
+        """How many clients answered, stage by stage; 0 where no data were asked."""
+        return [] if self._state is None else [stage.clients for stage in self._state.fitted]
+
+    @property
+    def answer_bytes(self) -> list[int]:
+        """How large the largest answer was, stage by stage; 0 where no data were asked."""
+        return [] if self._state is None else [stage.bytes for stage in self._state.fitted]
+
+    def broadcast(self) -> Question:
+        """The question of the next round at real data. Stages at drawn inputs that come before it are fitted first."""
+        if not self.done:
+            self.fit_drawn()
         if self.done:
-            raise UploadError("there must be a stage left to ask for, got a network that is fitted")
+            raise UploadError(f"there must be a stage left to ask for, got {self._left()}")
         return self._question()
 
-    def collect(self, answers: Iterable[Mapping[str, Tensor]]) -> None:
-        """Add up what clients answered, as it comes, and fit the stage. On an error nothing has changed."""
+    def collect(self, answers: Iterable[Answer | Mapping[str, Tensor]]) -> None:
+        """Add up what clients answered, as it comes, and fit the stage that was asked for. On an error that stage is as
+        it was, and can be asked for again.
+
+        Args:
+            answers: of the clients, or their wire forms as a network carries them; or one total of many clients.
+        """
+        if not self.done:
+            self.fit_drawn()
         if self.done:
-            raise UploadError("there must be a stage left to fit, got answers for a network that is fitted")
-        self._take(answers)
+            raise UploadError(f"there must be a stage left to fit, got answers for {self._left()}")
+        self._fit(answers, REAL)
+
+    def fit_drawn(self) -> None:
+        """Fit the stages that come next and are at drawn inputs, up to one that clients must be asked for."""
+        while self._simulated is not None:
+            state = self._state
+            if state is not None and (state.complete or self._asks(state, state.finished)):
+                return
+            question = self._question()
+            label = f"echo-chain, stage {question.round + 1}" + ("" if state is None else f" of {len(state.stages)}")
+            clients = track(self._simulated, label, show=self._progress)
+            self._fit((client.answer(question) for client in clients), DRAWN)
 
     def result(self) -> Merged:
-        """The merged state_dict."""
-        if not self.done:
-            raise UploadError(
-                f"every stage must be fitted, got {self._finished} of {len(self._stages or ()) or 'unknown'}"
-            )
-        assert self._stages is not None
-        of_units = {name for stage in self._stages for unit in stage for name in unit.parameters(self._merged)}
-        state = self._merged.state_dict()
-        # Under the names of the original: an attention's parts count as fitted together.
-        known = of_units | self._aliases.keys()
-        marks = packed({n: torch.full(t.shape, float(n in known)) for n, t in state.items()}, self._model)
-        merged = Merged(
-            {name: tensor.clone() for name, tensor in packed(state, self._model).items()},
-            averaged=[name for name, mark in marks.items() if not mark.any()],
+        """The merged model. Stages at drawn inputs that are left are fitted first."""
+        if self.done:
+            self.fit_drawn()
+        state = self._state
+        if state is None or not state.complete:
+            finished, count = (0, "unknown") if state is None else (state.finished, len(state.stages))
+            raise UploadError(f"every stage must be fitted, got {finished} of {count}")
+        merged = self._merged.result(state.stages)
+        simulated = self._simulated
+        drawn = [] if simulated is None else [repr(simulated.drawing)]
+        merged.recipe = make_recipe(
+            "echo-chain" if self._rounds == 1 else "echo-relay",
+            ", ".join([repr(self._regression), *drawn, f"rounds={self._rounds!r}"]),
+            max([0 if simulated is None else len(simulated), *self.clients_answered]),
+            self._seconds,
+            rounds=[asdict(stage) for stage in state.fitted],
+            upload_bytes=0 if simulated is None else simulated.upload_bytes,
         )
-        drawn = [] if self._players is None or self._rounds == "all" else [repr(self._players.drawing)]
-        merged.recipe = {
-            "method": "echo-chain" if self._rounds == 1 else "echo-relay",
-            "options": ", ".join([repr(self._regression), *drawn, f"rounds={self._rounds!r}"]),
-            "stages": self.stages,
-            "taken": self.stages[: self._taken],
-            "clients": self.clients_heard,
-            "bytes": self.bytes_heard,
-            "made_by": f"maecho {__version__}",
-        }
         return merged
-
-    def _question(self) -> Message:
-        state = self._merged.state_dict()
-        message: Message = {"round": torch.tensor(self._finished)}
-        if self._stages is None:
-            return to_send(message | {"open": ONE})
-        for unit in self._stages[self._finished]:
-            message[f"unit/{unit.name}"] = ONE
-            if unit.norm is not None:
-                message[f"join/{unit.name}/{unit.norm}"] = ONE
-        if self._head is not None:
-            message[f"head/{self._head}"] = ONE
-        return to_send(message | {f"weights/{name}": state[name] for name in sorted(self._settled)})
-
-    def _take(self, answers: Iterable[Mapping[str, Tensor]], drawn: bool = False) -> None:
-        size = 0
-
-        def weighed() -> Iterator[Mapping[str, Tensor]]:
-            nonlocal size
-            for answer in answers:
-                if isinstance(answer, Mapping):  # what is none is refused by who adds up
-                    size = max(size, sum(t.nbytes for t in answer.values() if isinstance(t, Tensor)))
-                yield answer
-
-        total = add_up(weighed())
-        heard = round(float(total.get("clients", 0)))
-        if heard < (1 if drawn else self._minimum):
-            raise UploadError(
-                f"round {self._finished}: at least {self._minimum} client(s) must answer, got {heard}; ask again"
-            )
-        examples = total.get("examples")
-        if examples is None or examples.numel() != 1 or not float(examples) > 0:
-            got = "none" if examples is None else examples.tolist()
-            raise UploadError(f"round {self._finished}: answers must say of how many examples they are, got {got}")
-        opening, settled = self._stages is None, False
-        try:
-            if opening:
-                self._open(total)
-            if not (opening and drawn) or self._is_drawn(0):
-                self._fit(total, *((0, 0) if drawn else (heard, size)))
-            settled = True
-        except UploadError as error:
-            raise UploadError(f"round {self._finished}: {error}") from error
-        finally:
-            if opening and not settled and not self._finished:  # fitted, it may still fail to be written down
-                self._stages, self._settled = None, set()
-
-    def _open(self, total: Mapping[str, Tensor]) -> None:
-        """From the first answers: how the network runs, and the average of what has no sums."""
-        depths = {key.removeprefix("stage/"): int(t) for key, t in total.items() if key.startswith("stage/")}
-        names = [[n for n, depth in depths.items() if depth == k] for k in range(max(depths.values(), default=0) + 1)]
-        joins = {key: t for key, t in total.items() if key.startswith("join/")}
-        stages = [asked({**{f"unit/{n}": ONE for n in stage}, **joins}, self._units) for stage in names]
-        plain = {
-            key.removeprefix("plain/"): t / total["examples"] if t.is_floating_point() else t
-            for key, t in total.items()
-            if key.startswith("plain/")
-        }
-        of_units = {name for stage in stages for unit in stage for name in unit.parameters(self._merged)}
-        for name in self._merged.state_dict():
-            if name not in of_units | plain.keys() | self._aliases.keys():
-                raise UploadError(f"answers must be of the server's network, got none for {name!r}")
-        self._load(plain)
-        self._stages, self._head = stages, named(total, "head")
-        self._alone = round(float(total["clients"])) == 1
-
-    def _begin(self, start: Mapping[str, Tensor]) -> None:
-        """What comes before the first stage at real data, as it was merged before."""
-        if self._players is None or self._rounds == "all":
-            raise UploadError(
-                f"start must come with uploads, which tell how the network runs, and with rounds at some layers alone, "
-                f"got rounds={self._rounds!r}"
-            )
-        plan = self._players.plan
-        self._stages, self._head = [list(stage) for stage in plan.stages], plan.head
-        self._alone = len(self._players) == 1
-        while self._taken < len(self._stages) and self._is_drawn(self._taken):
-            self._taken += 1
-        if self._taken == len(self._stages):
-            raise UploadError(f"with a start some stage must be asked for anew, got rounds={self._rounds!r}")
-        fitted_anew = [unit for stage in self._stages[self._taken :] for unit in stage]
-        left_out = {name for unit in fitted_anew for name in unit.parameters(self._merged)} | self._aliases.keys()
-        state = _loaded(self._model, start, "start").state_dict()
-        self._load({name: tensor for name, tensor in state.items() if name not in left_out})
-        self._finished = self._taken
-        self.clients_heard, self.bytes_heard = [0] * self._taken, [0] * self._taken
-
-    def _fit(self, total: Mapping[str, Tensor], heard: int, size: int) -> None:
-        assert self._stages is not None
-        new: dict[str, Tensor] = {}
-        regression = self._regression.plain if self._alone else self._regression
-        device = next((p.device for p in self._merged.parameters()), torch.device("cpu"))
-        for unit in self._stages[self._finished]:
-            sums = sums_of(unit, unit.matrix(self._merged).shape, total, device)
-            prior = sums["prior"] / total["examples"].to(device)
-            if "noise" in sums:
-                sums = repaired(unit, sums, total["examples"].to(device))
-            if self._prior is not None:
-                prior = unit.matrix(self._prior).to(prior)
-            new |= fitted(
-                regression, unit, sums, prior, self._merged, float(total["examples"]), unit.name == self._head
-            )
-        lost = [name for name, tensor in new.items() if not tensor.isfinite().all()]
-        if lost:
-            raise UploadError(f"the fit must be finite, got NaN or infinity in {lost[0]!r}")
-        self._load(new)
-        self._finished += 1
-        self.clients_heard.append(heard)
-        self.bytes_heard.append(size)
-        if self._checkpoint is not None:
-            self._save(self._checkpoint)
-
-    def _load(self, tensors: Mapping[str, Tensor]) -> None:
-        state = self._merged.state_dict()
-        for name, tensor in tensors.items():
-            if name not in state or state[name].shape != tensor.shape:
-                raise UploadError(f"answers must be of the server's network, got {name!r} {tuple(tensor.shape)}")
-        for name, tensor in tensors.items():
-            state[name].copy_(tensor)
-        self._settled |= tensors.keys()
-
-    def _is_drawn(self, stage: int) -> bool:
-        """Whether the inputs of a stage are drawn. Rounds count from the head backwards."""
-        if self._rounds == "all":
-            return False
-        assert self._stages is not None
-        if isinstance(self._rounds, int):
-            return stage < len(self._stages) - (self._rounds - 1)
-        return not any({unit.name, unit.norm} & set(self._rounds) for unit in self._stages[stage])
-
-    def _save(self, path: Path) -> None:
-        """Everything that `resume` needs; the file is whole at any moment."""
-        assert self._stages is not None
-        joins = {u.name: u.norm for stage in self._stages for u in stage if u.norm is not None}
-        about = {
-            "stages": self.stages,
-            "joins": joins,
-            "head": self._head,
-            "alone": self._alone,
-            "finished": self._finished,
-            "settled": sorted(self._settled),
-            "heard": self.clients_heard,
-            "bytes": self.bytes_heard,
-            "made_by": f"maecho {__version__}",
-        }
-        files.write_tensors(path, "relay", self._merged.state_dict(), about)
 
     def resume(self, path: str | Path) -> None:
         """Go on from the last finished stage of a server with the same model and options."""
-        about = files.read_about(Path(path), "relay")
+        path = Path(path)
+        state, weights = checkpoints.read(path, self._merged.units)
         try:
-            joins = {f"join/{layer}/{norm}": ONE for layer, norm in about["joins"].items()}
-            stages = [asked({**{f"unit/{n}": ONE for n in stage}, **joins}, self._units) for stage in about["stages"]]
-            tensors = files.read_tensors(Path(path))
-            head, alone, finished = about["head"], about["alone"], int(about["finished"])
-            heard, sizes = list(about["heard"]), list(about["bytes"])
-            self._load({name: tensors[name] for name in about["settled"]})
-        except (KeyError, TypeError, ValueError, UploadError) as error:
-            raise UploadError(f"{path} must be the checkpoint of a relay of this network, got: {error}") from error
-        self._stages, self._head, self._alone = stages, head, alone
-        self._finished, self.clients_heard, self.bytes_heard = finished, heard, sizes
+            schedule.check_run(self._rounds, state.stages)
+            self._merged.load(weights)
+        except UploadError as error:
+            raise checkpoints.not_of_this_network(path, error) from error
+        self._state = state
 
-    def _draw(self) -> None:
-        """Fit all stages that come next at drawn inputs."""
-        while self._players is not None and self._rounds != "all":
-            known = self._stages is not None
-            if known and (self._finished == len(self._stages or ()) or not self._is_drawn(self._finished)):
-                return
-            question = self._question()
-            label = f"echo-chain, stage {self._finished + 1}" + (f" of {len(self._stages)}" if self._stages else "")
-            players = track(self._players, label, show=self._progress)
-            self._take((client.answer(question) for client in players), drawn=True)
+    def _asks(self, state: RelayState, stage: int) -> bool:
+        return schedule.asks_clients(self._rounds, state.stages, stage)
 
+    def _left(self) -> str:
+        """What is left once nothing is to be asked."""
+        fitted = self._state is not None and self._state.complete
+        return "a network that is fitted" if fitted else "a network whose other stages are at drawn inputs"
 
-def _checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str, ...]:
-    if rounds == "all" or (isinstance(rounds, int) and not isinstance(rounds, bool) and rounds >= 1):
-        return rounds
-    if isinstance(rounds, str) or not isinstance(rounds, Iterable) or not rounds:
-        raise ValueError(f"rounds must be all, a whole number from 1 on, or names of layers, got {rounds!r}")
-    for name in rounds:
-        if name not in units:
-            raise ValueError(f"rounds must name layers of the network ({', '.join(units)}), got {name!r}")
-    return tuple(rounds)
+    def _question(self) -> Question:
+        state = self._state
+        if state is None:
+            return Question(opening=True)
+        weights = self._merged.network.state_dict()
+        return Question(
+            state.finished,
+            units={unit.name: unit.norm for unit in state.stages[state.finished]},
+            head=state.head,
+            weights={name: own_memory(weights[name]) for name in sorted(state.settled)},
+        )
 
+    def _load_start(self, start: Mapping[str, Tensor]) -> None:
+        """Load all that comes before the first stage at real data from a model that was merged before."""
+        assert self._simulated is not None
+        plan = self._simulated.plan
+        schedule.check_run(self._rounds, plan.stages)
+        numbers = range(len(plan.stages))
+        first = next((k for k in numbers if schedule.asks_clients(self._rounds, plan.stages, k)), None)
+        if first is None:
+            raise UploadError(f"with a start some stage must be asked for anew, got rounds={self._rounds!r}")
+        settled = self._merged.load_model(start, without=plan.stages[first:])
+        fitted = tuple(FittedStage([unit.name for unit in stage], START) for stage in plan.stages[:first])
+        self._state = RelayState(plan.stages, plan.head, len(self._simulated) == 1, settled, fitted)
 
-def _loaded(model: nn.Module, state: Mapping[str, Tensor], what: str) -> nn.Module:
-    twin = copy.deepcopy(model)
-    try:
-        twin.load_state_dict(dict(state))
-    except RuntimeError as error:
-        raise UploadError(f"{what} must be a state_dict of the model, got: {' '.join(str(error).split())}") from error
-    return split(twin)
+    def _fit(self, answers: Iterable[Answer | Mapping[str, Tensor]], inputs: str) -> None:
+        """Fit the next stage to the total of these answers."""
+        state, stage = self._state, 0 if self._state is None else self._state.finished
+        try:
+            total, size = add_up(answers)
+            clients = 0 if total is None else round(float(total.clients))
+            minimum = self._minimum if inputs == REAL else 1
+            if total is None or clients < minimum:
+                raise UploadError(f"at least {minimum} client(s) must answer, got {clients}; ask again")
+            if not float(total.examples) > 0:
+                raise UploadError(f"answers must say of how many examples they are, got {float(total.examples)}")
+            if state is None:
+                state = self._merged.open(total.opening or Opening(), total)
+                schedule.check_run(self._rounds, state.stages)
+            if inputs == REAL or not self._asks(state, stage):
+                regression = self._regression.plain if state.single_client else self._regression
+                settled = self._merged.fit(state.stages[stage], total, regression, state.head)
+                fitted = FittedStage(state.layers[stage], inputs)
+                if inputs == REAL:
+                    fitted = replace(fitted, clients=clients, bytes=size)
+                state = state.after(fitted, settled)
+        except UploadError as error:
+            raise UploadError(f"round {stage}: {error}") from error
+        self._state, self._seconds = state, time.perf_counter() - self._began
+        if self._checkpoint is not None and state.finished > stage:
+            checkpoints.write(self._checkpoint, state, self._merged.network.state_dict())

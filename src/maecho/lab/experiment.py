@@ -100,14 +100,17 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `relay` for a column of echo-relay: its rounds, and options of Regression and Drawing."""
+    """The arguments of `relay` for a column of echo-relay: its rounds, its Regression, and, unless real data are asked
+    at every layer, its Drawing."""
     given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
-    of_drawing = {f.name for f in fields(Drawing)}
-    return {
-        "rounds": options.get("rounds", "all"),
-        "regression": Regression(**{key: value for key, value in given.items() if key not in of_drawing}),
-        "drawing": Drawing(**{key: value for key, value in given.items() if key in of_drawing}),
-    }
+    rounds = options.get("rounds", "all")
+    of_drawing = {f.name: given.pop(f.name) for f in fields(Drawing) if f.name in given}
+    found = {"rounds": rounds, "regression": Regression(**given)}
+    if rounds != "all":
+        return {**found, "drawing": Drawing(**of_drawing)}
+    if of_drawing:
+        raise ValueError(f"{next(iter(of_drawing))!r}: with rounds='all' no inputs are drawn")
+    return found
 
 
 def drawn_by(options: Mapping[str, Any]) -> str | None:
@@ -125,18 +128,15 @@ def drawn_by(options: Mapping[str, Any]) -> str | None:
 def gathered(options: Mapping[str, Any]) -> frozenset[str]:
     """The statistics that a column's uploads must carry."""
     if options["method"] == "echo-relay":
-        drawing = protocol(options)["drawing"]
-        return drawing.needs | drawing.uses if options.get("rounds", "all") != "all" else frozenset()
+        drawing = protocol(options).get("drawing")
+        return frozenset() if drawing is None else drawing.needs | drawing.uses
     return frozenset() if options["method"] in NOT_METHODS else gathered_for(choose(**plain(options))[1])
 
 
 def settings(options: Mapping[str, Any]) -> str:
     """A column's method with its defaults filled in, so that a changed default is not taken for the old one."""
     if options["method"] == "echo-relay":
-        arguments = protocol(options)
-        if arguments["rounds"] == "all":
-            del arguments["drawing"]  # nothing is drawn
-        found = repr(arguments)
+        found = repr(protocol(options))
     else:
         found = repr(plain(options) if options["method"] in NOT_METHODS else choose(**plain(options))[1])
     return f"{found}, upload {dict(options['upload'])}" if "upload" in options else found

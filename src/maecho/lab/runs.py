@@ -254,9 +254,11 @@ def _apply(
         return Ensemble(models, options.get("by", "probabilities"), counts), max(u.bytes(()) for u in uploads)
     model = networks.build(experiment.network, torch.Generator().manual_seed(0))
     if options["method"] == "echo-relay":
-        merged = relay(model.to(device), clients, uploads=uploads, start=start, progress=False, **protocol(options))
+        arguments = protocol(options)
+        before = uploads if "drawing" in arguments else None  # without drawn inputs there is no upload
+        merged = relay(model.to(device), clients, uploads=before, start=start, progress=False, **arguments)
         model.load_state_dict(merged)
-        return model, merged.recipe["upload_bytes"] + sum(merged.recipe["bytes"])
+        return model, merged.recipe["upload_bytes"] + sum(stage["bytes"] for stage in merged.recipe["rounds"])
     sent = max(upload.bytes(gathered(options)) for upload in uploads)
     return spaces.load(model, aggregate(uploads, model=model, **{"device": device, **plain(options)})), sent
 

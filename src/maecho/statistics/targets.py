@@ -16,7 +16,7 @@ from maecho.linalg.symmetric import TOLERANCE
 from maecho.network import kinds
 from maecho.network.forward import Pass, check_labels
 from maecho.network.layers import Layer, complete, find
-from maecho.network.spaces import Move
+from maecho.network.spaces import Move, Place
 from maecho.statistics.classes import NO_LABELS
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
@@ -63,8 +63,8 @@ class Targets(Statistic):
     def moved(self, value: Any, carrier: Carrier, move: Move) -> Any:
         for layer in move.layers(carrier.layers, outputs=False):
             if layer.name == carrier.head:
-                place = next(p for p in move.space.places if p.tensor == layer.weight)
-                columns = carrier.weights[layer.weight].shape[1]
+                columns = value.shape[1] - (layer.bias is not None)
+                place = Place(layer.weight, 1, columns // move.space.size)
                 value = torch.cat([move.carry(value[:, :columns], place), value[:, columns:]], 1)
         return value
 

@@ -39,6 +39,7 @@ class Cohort(Sequence[Upload]):
         """Where uploads are read to. None: each stays where it is."""
         if not self._sources:
             raise UploadError("there must be at least one upload to aggregate, got none")
+        self._bytes: dict[int, int] = {}  # of uploads that were read, by their place
         # Headers first, so that a bad last file is found before the first has been worked on.
         abouts = [self._about(source) for source in self._sources]
         seen: dict[str, Any] = {}
@@ -88,14 +89,21 @@ class Cohort(Sequence[Upload]):
     def __getitem__(self, index: slice) -> list[Upload]: ...
     def __getitem__(self, index: int | slice) -> Upload | list[Upload]:
         if isinstance(index, slice):
-            return [self._read(source) for source in self._sources[index]]
-        return self._read(self._sources[index])
+            return [self._read(at) for at in range(len(self))[index]]
+        return self._read(range(len(self))[index])
 
     def __iter__(self) -> Iterator[Upload]:
-        return map(self._read, self._sources)
+        return map(self._read, range(len(self)))
 
-    def _read(self, source: Source) -> Upload:
+    @property
+    def upload_bytes(self) -> int:
+        """The size of the largest upload: its weights and the statistics that are read. Files not read yet are read."""
+        return max(self._bytes.get(at) or self[at].bytes(self._needs | self._uses) for at in range(len(self)))
+
+    def _read(self, at: int) -> Upload:
+        source = self._sources[at]
         upload = source if isinstance(source, Upload) else Upload.load(source, self._needs | self._uses)
+        self._bytes[at] = upload.bytes(self._needs | self._uses)
         return upload if self.device is None else upload.to(self.device)
 
 

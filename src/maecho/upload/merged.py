@@ -24,6 +24,7 @@ class Merged(dict[str, Tensor]):
         self.averaged = tuple(averaged)
         """Names that were only averaged, nothing being known of them but their values: no input matrix, no inputs."""
         self.recipe = dict(recipe or {})
+        """How it was made; see `make_recipe`."""
         self.widths: dict[str, int] = {}
         """Neurons of each space, where a method may have changed them; see `maecho.network.spaces.load`."""
 
@@ -36,6 +37,41 @@ class Merged(dict[str, Tensor]):
     def load(cls, path: str | Path) -> Merged:
         about = files.read_about(Path(path), "model")
         return cls(files.read_tensors(Path(path)), about.get("averaged", ()), about.get("recipe"))
+
+
+def make_recipe(
+    method: str,
+    options: str,
+    clients: int,
+    seconds: float,
+    *,
+    rounds: Sequence[Mapping[str, Any]] = (),
+    upload_bytes: int = 0,
+    privacy: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """How a model was merged. Every merged model has these entries, whatever made it.
+
+    Args:
+        method: its name.
+        options: its hyper-parameters, for people.
+        clients: how many were merged; in many rounds, how many there were at once at most.
+        seconds: how long it took.
+        rounds: one entry a stage where the network was fitted stage by stage: its `layers`, its `inputs` ("real",
+            "drawn", or "start" where it was taken from a model merged before), how many `clients` answered, and the
+            `bytes` of the largest answer.
+        upload_bytes: the size of the largest upload, as far as the method reads it. 0 if none was read.
+        privacy: what the answers to all rounds promise together. Empty without a promise.
+    """
+    return {
+        "method": method,
+        "options": options,
+        "clients": clients,
+        "seconds": round(float(seconds), 3),
+        "rounds": [dict(entry) for entry in rounds],
+        "upload_bytes": upload_bytes,
+        "privacy": dict(privacy or {}),
+        "made_by": f"maecho {__version__}",
+    }
 
 
 class Method(Protocol):

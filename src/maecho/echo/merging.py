@@ -1,0 +1,116 @@
+"""The network that a server merges into: stages are fitted in it one by one, and it gives the merged model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from maecho.echo.fit import Regression, fitted, repaired
+from maecho.echo.messages import Answer, Opening, units_named
+from maecho.echo.state import RelayState
+from maecho.echo.totals import sums_of
+from maecho.errors import UploadError
+from maecho.network.attention import packed, split
+from maecho.network.layers import read
+from maecho.network.units import Unit, network
+from maecho.upload.merged import Merged
+
+
+class MergedNetwork:
+    """A copy of the model, with the weights that are merged so far.
+
+    Args:
+        model: a network of the clients' architecture. Left as it is.
+        prior: a state_dict that the ridge pulls to, in place of the clients' average.
+    """
+
+    def __init__(self, model: nn.Module, prior: Mapping[str, Tensor] | None = None):
+        self._original = model
+        self.network = split(model)
+        self.units = network(self.network)
+        self._aliases = read(self.network).aliases
+        self._prior = None if prior is None else self._loaded(prior, "prior")
+
+    def open(self, opening: Opening, total: Answer) -> RelayState:
+        """Read from the first answers how the network runs, and load the average of the weights without sums."""
+        numbers = set(opening.stages.values())
+        count = max(numbers, default=0) + 1
+        if not numbers | {0} >= set(range(count)):
+            raise UploadError(f"answers must number the stages without a gap, got {sorted(numbers)}")
+        stages = tuple(
+            units_named({n: opening.joins.get(n) for n, number in opening.stages.items() if number == k}, self.units)
+            for k in range(count)
+        )
+        plain = {
+            name: tensor / total.examples if tensor.is_floating_point() else tensor
+            for name, tensor in opening.plain.items()
+        }
+        known = self._parameters(stages) | plain.keys() | self._aliases.keys()
+        for name in self.network.state_dict():
+            if name not in known:
+                raise UploadError(f"answers must be of the server's network, got none for {name!r}")
+        self.load(plain)
+        return RelayState(stages, opening.head, round(float(total.clients)) == 1, frozenset(plain))
+
+    def load_model(self, state: Mapping[str, Tensor], without: Sequence[Sequence[Unit]]) -> frozenset[str]:
+        """Load the weights of a model that was merged before, but for these stages; the names of those loaded."""
+        left_out = self._parameters(without) | self._aliases.keys()
+        before = self._loaded(state, "start").state_dict()
+        kept = {name: tensor for name, tensor in before.items() if name not in left_out}
+        self.load(kept)
+        return frozenset(kept)
+
+    def fit(self, stage: Sequence[Unit], total: Answer, regression: Regression, head: str | None) -> frozenset[str]:
+        """Fit the units of a stage to the clients' totals; the names of the weights that are settled by it."""
+        new: dict[str, Tensor] = {}
+        device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
+        examples = total.examples.to(device)
+        for unit in stage:
+            sums = sums_of(unit, tuple(unit.matrix(self.network).shape), total.of(unit.name), device)
+            if "labels" in sums and "outputs" not in sums and unit.name != head:
+                raise UploadError(f"sums by class of {unit.name!r} must hold its outputs, got none")
+            prior = sums["prior"] / examples
+            if "noise" in sums:
+                sums = repaired(unit, sums, examples)
+            if self._prior is not None:
+                prior = unit.matrix(self._prior).to(prior)
+            new |= fitted(regression, unit, sums, prior, self.network, float(examples), unit.name == head)
+        lost = [name for name, tensor in new.items() if not tensor.isfinite().all()]
+        if lost:
+            raise UploadError(f"the fit must be finite, got NaN or infinity in {lost[0]!r}")
+        self.load(new)
+        return frozenset(new)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load these weights; on an error none of them."""
+        state = self.network.state_dict()
+        for name, tensor in tensors.items():
+            if name not in state or state[name].shape != tensor.shape:
+                raise UploadError(f"answers must be of the server's network, got {name!r} {tuple(tensor.shape)}")
+        for name, tensor in tensors.items():
+            state[name].copy_(tensor)
+
+    def result(self, stages: Sequence[Sequence[Unit]]) -> Merged:
+        """The merged model under the names of the original: an attention's parts count as fitted together."""
+        state = self.network.state_dict()
+        known = self._parameters(stages) | self._aliases.keys()
+        marks = packed({n: torch.full(t.shape, float(n in known)) for n, t in state.items()}, self._original)
+        return Merged(
+            {name: tensor.clone() for name, tensor in packed(state, self._original).items()},
+            averaged=[name for name, mark in marks.items() if not mark.any()],
+        )
+
+    def _parameters(self, stages: Sequence[Sequence[Unit]]) -> set[str]:
+        return {name for stage in stages for unit in stage for name in unit.parameters(self.network)}
+
+    def _loaded(self, state: Mapping[str, Tensor], what: str) -> nn.Module:
+        twin = copy.deepcopy(self._original)
+        try:
+            twin.load_state_dict(dict(state))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise UploadError(f"{what} must be a state_dict of the model, got: {reason}") from error
+        return split(twin)

@@ -1,0 +1,60 @@
+"""At which stages a relay asks the clients' real data; at the others inputs are drawn from their uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from maecho.errors import UploadError
+from maecho.network.units import Unit
+
+Rounds = int | str | Sequence[str]
+"""What a user says: "all", a number of rounds, or names of layers."""
+Stages = Sequence[Sequence[Unit]]
+
+
+def checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str, ...]:
+    """Raises ValueError unless they are rounds of a network with these units."""
+    if rounds == "all" or (isinstance(rounds, int) and not isinstance(rounds, bool) and rounds >= 1):
+        return rounds
+    if isinstance(rounds, str) or not isinstance(rounds, Iterable) or not rounds:
+        raise ValueError(f"rounds must be all, a whole number from 1 on, or names of layers, got {rounds!r}")
+    for name in rounds:
+        if name not in units:
+            raise ValueError(f"rounds must name layers of the network ({', '.join(units)}), got {name!r}")
+    return tuple(rounds)
+
+
+def check_used(rounds: Rounds, *, uploads: Any = None, start: Any = None, drawing: Any = None) -> None:
+    """Raises UploadError where something is given that is for drawn inputs alone and none are drawn, or where inputs
+    are to be drawn and there are no uploads."""
+    if start is not None and (uploads is None or rounds == "all"):
+        raise UploadError(
+            "start must come with uploads, which tell how the network runs, and with rounds at some layers alone, "
+            f"got rounds={rounds!r}"
+        )
+    for name, given in {"uploads": uploads, "drawing": drawing}.items():
+        if given is not None and rounds == "all":
+            raise UploadError(f"{name} must be left out with rounds='all', where no inputs are drawn, got some")
+    if uploads is None and rounds != "all":
+        raise UploadError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
+
+
+def check_run(rounds: Rounds, stages: Stages) -> None:
+    """Layers that rounds name must be among those that run."""
+    if isinstance(rounds, int | str):
+        return
+    run = {name for stage in stages for unit in stage for name in (unit.name, unit.norm)}
+    for name in rounds:
+        if name not in run:
+            raise UploadError(f"rounds must name layers that run, got {name!r}, which never does")
+
+
+def asks_clients(rounds: Rounds, stages: Stages, stage: int) -> bool:
+    """Whether a stage is fitted to real data. A number of rounds counts from the head backwards; the first of them is
+    the upload."""
+    if isinstance(rounds, int):
+        return stage >= len(stages) - (rounds - 1)
+    if isinstance(rounds, str):
+        return True  # "all"
+    return any({unit.name, unit.norm} & set(rounds) for unit in stages[stage])

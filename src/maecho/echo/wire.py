@@ -1,0 +1,130 @@
+"""The wire form of messages: one flat dictionary of tensors, which any network can carry.
+
+Every key of the wire stands in this file:
+
+    question   round · open · unit/<layer> · join/<layer>/<BatchNorm> · head/<layer> · weights/<parameter>
+    answer     clients · examples · sum/<layer>/<part>, the parts being the fields of UnitTotals
+    opening    what the first answer says besides:
+               stage/<layer> · join/<layer>/<BatchNorm> · head/<layer> · plain/<parameter>
+
+Where the key says everything, the tensor below it is a one. Of a symmetric matrix only the upper triangle travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from maecho.errors import UploadError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+ROUND, OPEN, CLIENTS, EXAMPLES = "round", "open", "clients", "examples"
+UNIT, JOIN, HEAD, WEIGHTS, SUM, STAGE, PLAIN = "unit/", "join/", "head/", "weights/", "sum/", "stage/", "plain/"
+
+
+def mark() -> Tensor:
+    """The tensor below a key that says everything. Each has memory of its own, as files want it."""
+    return torch.ones((), dtype=torch.int64)
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries whose keys begin with the prefix, without it."""
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
+def joins(tensors: Mapping[str, Tensor], layers: Iterable[str]) -> dict[str, str]:
+    """Layer -> the BatchNorm joined to it, of these layers."""
+    pairs = below(JOIN, tensors)
+    return {layer: pair.removeprefix(f"{layer}/") for layer in layers for pair in pairs if pair.startswith(f"{layer}/")}
+
+
+def head(tensors: Mapping[str, Tensor]) -> str | None:
+    """The last layer, if one is named."""
+    names = list(below(HEAD, tensors))
+    if len(names) > 1:
+        raise UploadError(f"a message must name one last layer, got {', '.join(map(repr, names))}")
+    return names[0] if names else None
+
+
+def check_tensors(message: object, what: str) -> None:
+    """A message from outside must be a dictionary of tensors."""
+    if not isinstance(message, Mapping):
+        raise UploadError(f"{what} must be a dictionary of tensors, got {type(message).__name__}")
+    for key, tensor in message.items():
+        if not isinstance(key, str):
+            raise UploadError(f"{what} must have strings as keys, got {type(key).__name__}")
+        if not isinstance(tensor, Tensor):
+            raise UploadError(f"{key!r} must be a tensor, got {type(tensor).__name__}")
+
+
+def check_keys(message: Mapping[str, Tensor], understood: Mapping[str, Tensor], what: str) -> None:
+    """Every key of a message must mean something."""
+    unknown = sorted(message.keys() - understood.keys())
+    if unknown:
+        raise UploadError(f"{what} must hold keys that mean something there, got {unknown[0]!r}")
+
+
+def whole_number(key: str, tensor: Tensor) -> int:
+    """The number below a key."""
+    if tensor.numel() != 1 or tensor.is_floating_point() or tensor.is_complex() or int(tensor) < 0:
+        raise UploadError(f"{key!r} must be one whole number, at least 0, got {tensor.tolist()}")
+    return int(tensor)
+
+
+def add(total: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sum of two answers, key by key, which is how a secure sum adds as well.
+
+    Real numbers add up. Whole numbers must be equal; of a counter below `plain/` the larger is taken.
+    """
+    if answer.keys() != total.keys():
+        odd = sorted(answer.keys() ^ total.keys())[0]
+        raise UploadError(
+            f"must hold what the first one holds, got {odd!r} in one of them alone; all clients must run one network, "
+            "and all have labels or none"
+        )
+    out = {}
+    for key, tensor in answer.items():
+        before = total[key]
+        if tensor.shape != before.shape:
+            raise UploadError(f"{key!r} must be {tuple(before.shape)}, got {tuple(tensor.shape)}")
+        if tensor.is_floating_point() != before.is_floating_point():
+            raise UploadError(f"{key!r} must be {before.dtype} as for the others, got {tensor.dtype}")
+        if tensor.is_floating_point():
+            out[key] = before + tensor.to(before)
+        elif key.startswith(PLAIN):
+            out[key] = before.maximum(tensor.to(before))
+        else:
+            if not torch.equal(before, tensor.to(before)):
+                raise UploadError(f"{key!r} must be {before.tolist()} as for the others, got {tensor.tolist()}")
+            out[key] = tensor
+    return out
+
+
+def own_memory(tensor: Tensor) -> Tensor:
+    """A copy on the CPU and in one piece, as files want it; nobody's later work changes what was said."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def upper_triangle(A: Float[Tensor, "g d d"]) -> Tensor:
+    """Symmetric [g, d, d] as one row of numbers [g, d (d + 1) / 2]. A diagonal [g, 1, d] stays as it is."""
+    d = A.shape[-1]
+    if A.shape[-2] != d:
+        return A
+    rows, columns = torch.triu_indices(d, d, device=A.device)
+    return A[..., rows, columns]
+
+
+def whole_matrix(A: Tensor, d: int) -> Float[Tensor, "g d d"]:
+    """The matrix of d inputs that `upper_triangle` was given."""
+    if A.dim() == 3:
+        return A
+    rows, columns = torch.triu_indices(d, d, device=A.device)
+    full = A.new_empty(len(A), d, d)
+    full[:, rows, columns] = A
+    full[:, columns, rows] = A
+    return full

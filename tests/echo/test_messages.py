@@ -1,0 +1,274 @@
+"""Messages: validated at birth, added up by a law, and carried as plain dictionaries of tensors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+from maecho import RelayClient, RelayServer
+from maecho.echo import wire
+from maecho.echo.messages import Answer, Opening, Question
+from maecho.echo.totals import UnitTotals
+from support.clients import batches, rng
+from support.clients import network as mlp
+from support.relays import (
+    made,
+    made_clients,
+    play,
+    same,
+)
+from support.tiny import NAN, refused
+
+
+class TestMessages:
+    """Plain dictionaries of tensors, of which the server uses totals alone."""
+
+    def test_only_totals_matter(self, kind: Any) -> None:
+        """Noise on every real number that cancels in the total changes nothing but round-off."""
+        clients, server = made_clients(kind), RelayServer(made(kind[0], 9, torch.float64))
+        expected = play(RelayServer(made(kind[0], 9, torch.float64)), clients)
+        while not server.done:
+            question = server.broadcast()
+            answers = [client.answer(question).tensors() for client in clients]
+            draw = rng(server.broadcast().round)
+            for key, tensor in answers[0].items():
+                if tensor.is_floating_point():
+                    masks = 100 * torch.randn(3, *tensor.shape, generator=draw, dtype=torch.float64)
+                    masks[2] = -masks[0] - masks[1]
+                    for answer, mask in zip(answers, masks, strict=True):
+                        answer[key] = answer[key] + mask
+            server.collect(answers)
+        same(server.result(), expected, 1e-6)
+
+    def test_they_survive_files(self, kind: Any) -> None:
+        clients = made_clients(kind, 2, torch.float32)
+        for client in clients:  # memory that files do not take as it is
+            for module in client._own.modules():
+                if isinstance(module, nn.Conv2d):
+                    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        direct, server = play(RelayServer(made(kind[0], 9)), clients), RelayServer(made(kind[0], 9))
+        while not server.done:
+            question = load(save(server.broadcast().tensors()))
+            server.collect(load(save(client.answer(question).tensors())) for client in clients)
+        same(server.result(), direct)
+
+    def test_a_question_does_not_change_with_what_comes_after(self) -> None:
+        clients, server = made_clients(), RelayServer(mlp(dtype=torch.float64))
+        server.collect([c.answer(server.broadcast()) for c in clients])
+        question = server.broadcast()
+        before = {key: t.clone() for key, t in question.tensors().items()}
+        play(server, clients)
+        same(question.tensors(), before)
+        server.result()["0.weight"].zero_()
+        assert float(server.result()["0.weight"].abs().sum()) > 0
+
+    def test_order_of_clients_does_not_matter(self, kind: Any) -> None:
+        clients = made_clients(kind)
+        server = lambda: RelayServer(made(kind[0], 9, torch.float64))  # noqa: E731
+        same(play(server(), clients), play(server(), clients[::-1]), 1e-7)
+
+    def test_only_what_is_settled_is_told(self) -> None:
+        clients, server = made_clients(), RelayServer(mlp(dtype=torch.float64))
+        assert server.broadcast().tensors().keys() == {"round", "open"}
+        server.collect(c.answer(server.broadcast()) for c in clients)
+        told = {"round", "head/4", "unit/2", "weights/0.weight", "weights/0.bias"}
+        assert server.broadcast().tensors().keys() == told
+        said = {"gram", "cross", "prior", "labels", "outputs", "counts"}
+        answer = clients[0].answer(server.broadcast()).tensors()
+        assert answer.keys() == {"clients", "examples", *(f"sum/2/{s}" for s in said)}
+
+    def test_what_is_symmetric_is_told_once(self) -> None:
+        server = RelayServer(mlp(dtype=torch.float64))
+        answer = made_clients()[0].answer(server.broadcast()).tensors()
+        assert answer["sum/0/gram"].shape == (1, 13 * 14 // 2)
+        whole = torch.randn(2, 5, 5, generator=rng())
+        whole = whole + whole.mT
+        assert torch.equal(wire.whole_matrix(wire.upper_triangle(whole), 5), whole)
+        row = torch.ones(1, 1, 4)
+        assert torch.equal(wire.whole_matrix(wire.upper_triangle(row), 4), row), "of a diagonal all is told"
+
+    def test_the_server_says_how_large_they_were(self, tmp_path: Path) -> None:
+        clients, path = made_clients(), tmp_path / "relay.safetensors"
+        server, sizes = RelayServer(mlp(dtype=torch.float64), checkpoint=path), []
+        while not server.done:
+            answers = [client.answer(server.broadcast()) for client in clients]
+            sizes.append(max(sum(t.nbytes for t in answer.tensors().values()) for answer in answers))
+            server.collect(answers)
+        assert [stage["bytes"] for stage in server.result().recipe["rounds"]] == server.answer_bytes == sizes
+        other = RelayServer(mlp(dtype=torch.float64))
+        other.resume(path)
+        assert other.answer_bytes == sizes
+
+
+IN, OUT, CLASSES = 4, 3, 5
+
+
+def totals(**changes: Any) -> UnitTotals:
+    """Of one unit of four inputs and three outputs."""
+    parts: dict[str, Any] = {"gram": torch.ones(1, IN * (IN + 1) // 2), "cross": torch.ones(1, OUT, IN)}
+    parts |= {"prior": torch.ones(1, OUT, IN), "labels": torch.ones(CLASSES, IN), "outputs": torch.ones(CLASSES, OUT)}
+    return UnitTotals("fc", **{**parts, "counts": torch.ones(CLASSES), **changes})
+
+
+def answer(**changes: Any) -> Answer:
+    opening = Opening({"fc": 0}, {"fc": "bn"}, "fc", {"place": torch.ones(2), "count": torch.tensor(3)})
+    parts: dict[str, Any] = {"clients": torch.ones(()), "examples": torch.tensor(7.0), "totals": (totals(),)}
+    return Answer(**{**parts, "opening": opening, **changes})
+
+
+class TestBirth:
+    """What crosses the boundary is frozen, and checked when it is made."""
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"gram": None}, "gram of 'fc' must be a tensor, got NoneType"),
+            ({"cross": [1.0]}, "cross of 'fc' must be a tensor, got list"),
+            ({"gram": torch.ones(1, 10).long()}, "gram of 'fc' must be real numbers, got torch.int64"),
+            ({"prior": torch.full((1, OUT, IN), NAN)}, "prior of 'fc' must be finite, got NaN"),
+            ({"prior": torch.ones(OUT, IN)}, "the sums of 'fc' must be of groups, outputs and inputs, got (3, 4)"),
+            ({"cross": torch.ones(1, OUT, 2)}, "the sums of 'fc' must be (1, 3, 4) as its weights, got (1, 3, 2)"),
+            ({"gram": torch.ones(1, IN, IN)}, "must be (1, 10) or (1, 1, 4) numbers, got (1, 4, 4)"),
+            ({"labels": torch.ones(2, IN)}, "labels of 'fc' must be (5, 4), got (2, 4)"),
+            ({"outputs": torch.ones(CLASSES, IN)}, "outputs of 'fc' must be (5, 3), got (5, 4)"),
+            ({"labels": None}, "sums by class of 'fc' must come with their counts, got outputs, counts alone"),
+            ({"counts": None, "labels": torch.ones(0, IN), "outputs": torch.ones(0, OUT)}, "got labels, outputs alone"),
+            ({"noise": torch.ones(2)}, "noise of 'fc' must be one number, got (2,)"),
+            ({"unit": 3}, "the unit of totals must be a name, got int"),
+        ],
+    )
+    def test_totals(self, changes: dict[str, Any], said: str) -> None:
+        with refused(said):
+            replace(totals(), **changes)
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"clients": 1}, "clients must be a tensor, got int"),
+            ({"clients": torch.tensor(NAN)}, "clients must be finite, got NaN"),
+            ({"examples": torch.tensor(7)}, "examples must be real numbers, got torch.int64"),
+            ({"examples": torch.ones(2)}, "of how many examples they are, got [1.0, 1.0]"),
+            ({"totals": (totals(), totals())}, "must hold the sums of a layer once, got 'fc', 'fc'"),
+        ],
+    )
+    def test_answers(self, changes: dict[str, Any], said: str) -> None:
+        with refused(said):
+            answer(**changes)
+
+    @pytest.mark.parametrize(
+        ("made", "said"),
+        [
+            (lambda: Opening({"fc": -1}), "the stage of 'fc' must be a whole number, at least 0, got -1"),
+            (lambda: Opening({"fc": 0.5}), "the stage of 'fc' must be a whole number, at least 0, got 0.5"),  # type: ignore[dict-item]
+            (lambda: Opening({"fc": 0}, {"conv": "bn"}), "joined to a layer that has a stage, got 'conv'"),
+            (lambda: Opening(plain={"place": torch.tensor(NAN)}), "the weight 'place' must be finite, got NaN"),
+            (lambda: Question(-1), "must be a whole number, at least 0, got -1"),
+            (lambda: Question(weights={"w": 3}), "the weight 'w' of a question must be a tensor, got int"),  # type: ignore[dict-item]
+            (lambda: Question(opening=True, head="fc"), "must ask for nothing else, got layers or weights besides"),
+        ],
+    )
+    def test_openings_and_questions(self, made: Callable[[], object], said: str) -> None:
+        with refused(said):
+            made()
+
+    @pytest.mark.parametrize(
+        ("message", "said"),
+        [
+            (3, "a question must be a dictionary of tensors, got int"),
+            ({3: torch.ones(1)}, "a question must have strings as keys, got int"),
+            ({"open": 1}, "'open' must be a tensor, got int"),
+            ({"opne": torch.ones(1)}, "a question must hold keys that mean something there, got 'opne'"),
+            ({"join/fc/bn": torch.ones(1)}, "a question must hold keys that mean something there, got 'join/fc/bn'"),
+            ({"round": torch.tensor(1.5)}, "'round' must be one whole number, at least 0, got 1.5"),
+            ({"head/a": torch.ones(1), "head/b": torch.ones(1)}, "a message must name one last layer, got 'a', 'b'"),
+        ],
+    )
+    def test_questions_that_a_client_cannot_read(self, message: Any, said: str) -> None:
+        with refused(f"ann: {said}"):
+            RelayClient(mlp(), batches(), "ann").answer(message)
+
+    def test_they_are_frozen(self) -> None:
+        with pytest.raises(FrozenInstanceError):
+            answer().clients = torch.ones(())  # type: ignore[misc]
+        with pytest.raises(TypeError):
+            Question(units={"fc": None}).units["more"] = None  # type: ignore[index]
+
+    @pytest.mark.parametrize("copied", [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy])
+    def test_they_come_back_from_their_wire_form(self, copied: Callable[[Any], Any]) -> None:
+        asked = Question(2, units={"a/b": "bn", "": None}, head="", weights={"w": torch.ones(2)})
+        for message in (asked, answer(), answer(opening=None), Question(opening=True)):
+            for back in (type(message).read(message.tensors()), copied(message)):
+                same(back.tensors(), message.tensors())
+                assert type(back) is type(message)
+        back = Question.read(asked.tensors())
+        assert (back.round, dict(back.units), back.head) == (2, {"a/b": "bn", "": None}, "")
+
+    def test_a_gap_between_stages(self) -> None:
+        server, client = RelayServer(mlp()), RelayClient(mlp(), batches())
+        sent = client.answer(server.broadcast()).tensors()
+        with refused("round 0: answers must number the stages without a gap, got [0, 1, 7]"):
+            server.collect([{**sent, "stage/4": torch.tensor(7)}])
+
+
+class TestSums:
+    """The law of +: the answer of two clients together is the sum of their answers."""
+
+    def test_the_sum_is_that_of_the_wire_forms(self, kind: Any) -> None:
+        server = RelayServer(made(kind[0], 9, torch.float64))
+        one, other = (client.answer(server.broadcast()) for client in made_clients(kind, 2))
+        whole, (first, second) = (one + other).tensors(), (one.tensors(), other.tensors())
+        assert whole.keys() == first.keys()
+        for key, tensor in whole.items():
+            if tensor.is_floating_point():
+                assert torch.equal(tensor, first[key] + second[key]), key
+            elif key.startswith("plain/"):
+                assert torch.equal(tensor, first[key].maximum(second[key])), key
+            else:
+                assert torch.equal(tensor, first[key]), key
+        same((other + one).tensors(), whole)
+
+    def test_the_answer_for_two_halves_of_the_data_is_their_sum(self) -> None:
+        model, data = mlp(dtype=torch.float64), batches(dtype=torch.float64)
+        whole, one, two = (
+            RelayClient(model, part).answer(Question(opening=True)) for part in (data, data[:1], data[1:])
+        )
+        both = (one + two).tensors()
+        assert float(both.pop("clients")) == 2
+        expected = whole.tensors()
+        assert float(expected.pop("clients")) == 1
+        same(both, expected, 1e-9)
+
+    def test_what_does_not_add_up(self) -> None:
+        one = answer()
+        with refused("must hold what the first one holds, got 'sum/fc/noise' in one of them alone"):
+            one + answer(totals=(totals(noise=torch.ones(())),))
+        other = UnitTotals("fc", torch.ones(1, 10), torch.ones(1, 2, IN), torch.ones(1, 2, IN))
+        with refused("'sum/fc/cross' must be (1, 3, 4), got (1, 2, 4)"):
+            answer(totals=(totals(labels=None, outputs=None, counts=None),)) + answer(totals=(other,))
+        later = Opening({"fc": 1}, {"fc": "bn"}, "fc", {"place": torch.ones(2), "count": torch.tensor(3)})
+        with refused("'stage/fc' must be 0 as for the others, got 1"):
+            one + answer(opening=later)
+        odd = Opening({"fc": 0}, {"fc": "bn"}, "fc", {"place": torch.ones(2), "count": torch.tensor(3.0)})
+        with refused("'plain/count' must be torch.int64 as for the others, got torch.float64"):
+            one + answer(opening=odd)
+
+    def test_a_network_may_hand_over_one_total(self, kind: Any) -> None:
+        """As secure aggregation does: it sums dictionaries, and the server never sees one client's."""
+        clients, server = made_clients(kind), RelayServer(made(kind[0], 9, torch.float64), minimum=3)
+        while not server.done:
+            question = server.broadcast().tensors()
+            total = [client.answer(question).tensors() for client in clients]
+            largest = {key: torch.stack([one[key] for one in total]).amax(0) for key in total[0]}
+            real = {key for key, tensor in largest.items() if tensor.is_floating_point()}
+            server.collect([largest | {key: sum(one[key] for one in total) for key in real}])
+        same(server.result(), play(RelayServer(made(kind[0], 9, torch.float64)), clients), 1e-7)
+        assert set(server.clients_answered) == {3}
