@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import maecho
 from maecho.alignment.transport import Alignment
 from maecho.echo import players as drawing
-from maecho.echo.correction import MAP_DRAWS, Correction
 from maecho.lab.training import LocalTraining
 from maecho.linalg.gaussians import Gaussians
 from maecho.network.spaces import permute
 from maecho.network.tracing import derive
+from maecho.synthesis.correction import MAP_DRAWS, Correction
 from maecho.synthesis.pseudo import PseudoInputs, draw
 from support.clients import batches, network, rng
 from support.tiny import refused, stated

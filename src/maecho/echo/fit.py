@@ -67,7 +67,7 @@ class Regression:
     ) -> Float[Tensor, "g o d"]:
         """The unit's [W b] from its totals, by class too where examples have labels."""
         gram, cross = gram_of(unit, totals), totals["cross"]
-        ridge = strength(self.ridge, gram, examples) + totals.get("floor", 0.0)
+        ridge = gram.ridge(self.ridge, examples) + totals.get("floor", 0.0)
         if "labels" in totals:
             labels, counts = totals["labels"], totals["counts"]
             if is_head and self.head == "ridge":
@@ -84,12 +84,6 @@ class Regression:
 def gram_of(unit: Unit, totals: Mapping[str, Tensor]) -> Total:
     """Σ h hᵀ; of one-hot rows it is diagonal and travels as its diagonal alone, [g, 1, d]."""
     return Diagonal(totals["gram"].squeeze(-2)) if unit.layer.one_hot else Dense(totals["gram"])
-
-
-def strength(ridge: float, gram: Total, examples: float) -> Float[Tensor, "g 1 1"]:
-    """ε: this share of the trace, times inputs over examples."""
-    d = gram.width
-    return ridge * d / examples * d * gram.mean_eigenvalue
 
 
 def repaired(unit: Unit, totals: Mapping[str, Tensor], examples: Tensor) -> dict[str, Tensor]:

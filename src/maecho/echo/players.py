@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from maecho.echo.client import RelayClient
-from maecho.echo.correction import Correction
 from maecho.echo.messages import Answer
 from maecho.network.stages import Plan
 from maecho.network.units import Unit
 from maecho.options import number, one_of
+from maecho.synthesis.correction import Correction
 from maecho.synthesis.pseudo import NOISES, Noise, PseudoInputs, seed_for
 from maecho.upload.cohort import Cohort, Source
 

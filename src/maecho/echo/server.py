@@ -15,14 +15,22 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from maecho.echo import checkpoint as checkpoints
 from maecho.echo import rounds as schedule
 from maecho.echo.fit import Regression
 from maecho.echo.merging import MergedNetwork
 from maecho.echo.messages import Answer, Opening, Question, add_up
 from maecho.echo.players import Drawing, SimulatedClients
 from maecho.echo.rounds import Rounds
-from maecho.echo.state import DRAWN, REAL, START, FittedStage, RelayState
+from maecho.echo.state import (
+    DRAWN,
+    REAL,
+    START,
+    FittedStage,
+    RelayState,
+    not_of_this_network,
+    read_checkpoint,
+    write_checkpoint,
+)
 from maecho.echo.wire import own_memory
 from maecho.errors import UploadError
 from maecho.options import number
@@ -168,12 +176,12 @@ class RelayServer:
     def resume(self, path: str | Path) -> None:
         """Go on from the last finished stage of a server with the same model and options."""
         path = Path(path)
-        state, weights = checkpoints.read(path, self._merged.units)
+        state, weights = read_checkpoint(path, self._merged.units)
         try:
             schedule.check_run(self._rounds, state.stages)
             self._merged.load(weights)
         except UploadError as error:
-            raise checkpoints.not_of_this_network(path, error) from error
+            raise not_of_this_network(path, error) from error
         self._state = state
 
     def _asks(self, state: RelayState, stage: int) -> bool:
@@ -234,4 +242,4 @@ class RelayServer:
             raise UploadError(f"round {stage}: {error}") from error
         self._state, self._seconds = state, time.perf_counter() - self._began
         if self._checkpoint is not None and state.finished > stage:
-            checkpoints.write(self._checkpoint, state, self._merged.network.state_dict())
+            write_checkpoint(self._checkpoint, state, self._merged.network.state_dict())

@@ -40,6 +40,11 @@ class Total(ABC):
     def mean_eigenvalue(self) -> Float[Tensor, "g 1 1"]:
         """trace / d of each group: the scale that a ridge is measured against."""
 
+    def ridge(self, share: float, rows: float) -> Float[Tensor, "g 1 1"]:
+        """ε = share · (d / rows) · trace, for a sum of x xᵀ over so many rows x: wide sums of few rows get more."""
+        d = self.width
+        return share * d / rows * d * self.mean_eigenvalue
+
     @abstractmethod
     def add_(self, other: Self) -> Self:
         """Add in place."""

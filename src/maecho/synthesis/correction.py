@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from maecho.echo.fit import strength
 from maecho.linalg.gaussians import NO_CLASS, Gaussians
 from maecho.linalg.symmetric import Dense
 from maecho.network.attention import slow_path
@@ -121,7 +120,7 @@ class Correction:
         same = torch.where(varies, cross.diagonal() / gram.diagonal().where(varies, torch.ones_like(sums[0])), 1.0)
         total = Dense(gram.unsqueeze(0))
         gap = (cross - same[:, None] * gram).unsqueeze(0)
-        return same.diag() + total.plus_identity(strength(MAP_RIDGE * self._ridge, total, n)).divide(gap)[0]
+        return same.diag() + total.plus_identity(total.ridge(MAP_RIDGE * self._ridge, n)).divide(gap)[0]
 
     def _reaching(self, network: nn.Module, x: Tensor) -> Tensor:
         found: list[Tensor] = []
