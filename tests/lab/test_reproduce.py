@@ -15,8 +15,10 @@ import torch
 from maecho import METHODS, UploadError, make_upload, relay
 from maecho.aggregation import MAEcho
 from maecho.lab import data, experiment, networks
-from maecho.lab.experiment import Experiment, results_path, settings, summarise
-from maecho.lab.runs import _batch_size, reproduce
+from maecho.lab.clients import batch_size
+from maecho.lab.experiment import Experiment, settings, summarise
+from maecho.lab.results import results_path
+from maecho.lab.runs import reproduce
 from maecho.lab.training import LocalTraining
 
 TINY = Experiment(
@@ -234,7 +236,7 @@ def test_what_a_client_uploads_is_counted(tmp_path: Path) -> None:
 def test_projectors_are_those_of_one_batch_at_a_time(size: int) -> None:
     """However many are gathered of at once."""
     model, digits = networks.build("digits-mlp", torch.Generator().manual_seed(0)), data.digits()
-    at_once = _batch_size(replace(ONE, training=replace(ONE.training, batch_size=size)))
+    at_once = batch_size(replace(ONE, training=replace(ONE.training, batch_size=size)))
     assert at_once >= size
     one, other = (
         make_upload(model, data.batches(digits.x_train, digits.y_train, n), "ann", ["projector"], rank=None)

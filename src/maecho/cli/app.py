@@ -22,7 +22,8 @@ from maecho.cli import factories as named
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import ladder, plots
-from maecho.lab.experiment import Experiment, markdown, names, results_path, summarise
+from maecho.lab.experiment import Experiment, markdown, names, summarise
+from maecho.lab.results import results_path
 from maecho.lab.runs import reproduce
 from maecho.privacy import Privacy
 from maecho.statistics.gather import DEFAULT_STATISTICS, STATISTICS

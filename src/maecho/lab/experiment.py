@@ -158,14 +158,6 @@ def find(name: str) -> Path:
     return path
 
 
-def results_path(experiment: Experiment, out: Path | None = None) -> Path:
-    """By default beside the configs of a checkout, otherwise in the current folder."""
-    if out is None:
-        # Never into an installed package: what it holds is the package's, and an upgrade would take the results along.
-        out = CHECKOUT / "results" if CHECKOUT.is_dir() else Path("maecho-results")
-    return out / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
-
-
 @dataclass(frozen=True)
 class Figure:
     """One column of one cell over seeds, and what the paper says."""

@@ -1,16 +1,12 @@
-"""The experiment harness: one config of `experiments/` to one table beside the paper's.
+"""The runs of an experiment: every cell of its table with every seed.
 
-A run is one cell of a table with one seed: split the data, train the clients, gather their statistics, apply every
-method, test. Trained clients are cached by the hash of all that made them, so a new method costs no training. Results
-are written after every run; what is there already is not done again.
+A run splits the data, trains the clients, gathers their statistics, applies every method and tests. Results are written
+after every run; what is there already is not done again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
 import platform
 import statistics
 import time
@@ -30,18 +26,12 @@ from maecho.echo.relay import relay
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
-from maecho.lab.experiment import Cell, Experiment, drawn_by, gathered, plain, protocol, results_path, settings
-from maecho.linalg.recursion import MEAN_OF
+from maecho.lab.clients import Client, batches_of, derived_seed, made_of, split, train
+from maecho.lab.experiment import Cell, Experiment, drawn_by, gathered, plain, protocol, settings
+from maecho.lab.results import add_run, read_results, results_path
 from maecho.network import spaces
-from maecho.upload import storage as files
 from maecho.upload.client import make_upload
 from maecho.upload.upload import Upload
-
-Client = tuple[nn.Module, data.Batches]
-"""A trained model and its data."""
-
-RECIPE = 1
-"""Raised when the way clients are split, initialised or trained changes, so that cached ones are not taken for new."""
 
 
 def reproduce(
@@ -63,7 +53,7 @@ def reproduce(
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
         raise UploadError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
     path = results_path(experiment, out)
-    results, others = _read_results(path, experiment)
+    results = read_results(path, experiment)
     todo = []
     for cell in experiment.cells:
         for seed in experiment.seeds:
@@ -72,37 +62,11 @@ def reproduce(
                 todo.append((cell, seed, old))
     done = len(experiment.cells) * len(experiment.seeds) - len(todo)
     for run in _all(experiment, todo, jobs, device, columns):
-        same = [r for r in results["runs"] if not (r["cell"] == run["cell"] and r["seed"] == run["seed"])]
-        order = {json.dumps(cell, sort_keys=True): i for i, cell in enumerate(experiment.cells)}
-        results["runs"] = sorted(
-            [*same, run], key=lambda r: (order.get(json.dumps(r["cell"], sort_keys=True), len(order)), r["seed"])
-        )
-        files.write_json(path, {**results, "runs": results["runs"] + others})
+        results = add_run(path, experiment, run)
         done += 1
         if on_run is not None:
             on_run(done, len(experiment.cells) * len(experiment.seeds), run)
     return results
-
-
-def _read_results(path: Path, experiment: Experiment) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Results of these very clients, and runs of others (trained otherwise) that stay in the file untouched."""
-    results: dict[str, Any] = {
-        "experiment": experiment.name,
-        "title": experiment.title,
-        "quick": experiment.quick,
-        "runs": [],
-    }
-    others: list[dict[str, Any]] = []
-    try:
-        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
-        for run in old["runs"]:
-            for column in dict(run["columns"]).values():
-                float(column["accuracy"])
-            ours = run["made_of"] == _made_of(experiment, run["cell"], run["seed"])
-            (results["runs"] if ours else others).append(run)
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        raise UploadError(f"{path} must hold results of {experiment.name}, got something else; move it away") from error
-    return results, others
 
 
 def _columns_to_do(
@@ -151,21 +115,18 @@ def run_cell(
     columns = _columns_to_do(experiment, old, only)
     on = device if device == "cpu" else torch.cuda.get_device_name()
     dataset = data.load(experiment.data)
-    parts = partition.dirichlet(
-        dataset.y_train.numpy(), cell["clients"], cell["beta"], np.random.default_rng([seed, cell["clients"]])
-    )
+    parts = split(dataset, cell, seed)
     began = time.perf_counter()
-    models = _train(experiment, cell, seed, dataset, parts, device)
+    models = train(experiment, cell, seed, dataset, parts, device)
     trained = time.perf_counter()
     needs = {"classes"}
     for options in columns.values():
         if "upload" not in options:
             needs |= gathered(options)
-    clients: list[Client] = []
-    for i, (model, part) in enumerate(zip(models, parts, strict=True)):
-        x, y = _take(dataset, part)
-        order = torch.Generator().manual_seed(_seed("batches", seed, i))
-        clients.append((model.to(device), data.batches(x, y, _batch_size(experiment), order)))
+    clients: list[Client] = [
+        (model.to(device), batches_of(experiment, dataset, part, seed, i))
+        for i, (model, part) in enumerate(zip(models, parts, strict=True))
+    ]
     uploads = _uploads(clients, needs, device, {"rank": None})
     ready = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
@@ -194,7 +155,7 @@ def run_cell(
     return {
         "cell": dict(cell),
         "seed": seed,
-        "made_of": _made_of(experiment, cell, seed),
+        "made_of": made_of(experiment, cell, seed),
         "partition": partition.class_counts(dataset.y_train.numpy(), parts, dataset.classes).tolist(),
         "columns": {column: {**kept, **found}[column] for column in experiment.methods if column in {**kept, **found}},
         "weights_bytes": max(upload.bytes(()) for upload in uploads),
@@ -209,13 +170,6 @@ def run_cell(
     }
 
 
-def _batch_size(experiment: Experiment) -> int:
-    """Of the batches that statistics are gathered of: that of training, or 16 of these at once, for speed, where they
-    are cut into the same pieces for the projectors all the same."""
-    size = experiment.training.batch_size
-    return size if size % MEAN_OF else 16 * size
-
-
 def _uploads(clients: list[Client], needs: Collection[str], device: str, options: Mapping[str, Any]) -> list[Upload]:
     uploads = [
         make_upload(
@@ -224,7 +178,7 @@ def _uploads(clients: list[Client], needs: Collection[str], device: str, options
             f"client-{i:02}",
             sorted(needs),
             progress=False,
-            generator=torch.Generator().manual_seed(_seed("signs", i)),
+            generator=torch.Generator().manual_seed(derived_seed("signs", i)),
             **options,
         )
         for i, (model, batches) in enumerate(clients)
@@ -264,52 +218,3 @@ def _accuracy(model: nn.Module | list[nn.Module], test: data.Batches, device: st
     models = model if isinstance(model, list) else [model]
     each = [evaluate(one.to(device), test, progress=False).accuracy for one in models]
     return round(100 * statistics.fmean(each), 2)
-
-
-def _train(
-    experiment: Experiment, cell: Cell, seed: int, dataset: data.Dataset, parts: list[np.ndarray], device: str
-) -> list[nn.Module]:
-    """Every client's model, from the cache where it is there."""
-    models = []
-    for i, part in enumerate(parts):
-        start = "all" if cell.get("init", "same") == "same" else i
-        model = networks.build(experiment.network, torch.Generator().manual_seed(_seed("init", seed, start)))
-        path = cache_folder() / "clients" / f"{_digest(_made_of(experiment, cell, seed), i)}.safetensors"
-        about = {"recipe": {"experiment": experiment.name, "cell": dict(cell), "seed": seed, "client": i}}
-        if path.exists():
-            with contextlib.suppress(UploadError):  # a damaged cache file is made again
-                files.read_about(path, "model")
-                model.load_state_dict(files.read_tensors(path))
-                models.append(model.eval())
-                continue
-        x, y = _take(dataset, part)
-        model.to(device)
-        experiment.training(model, x, y, torch.Generator().manual_seed(_seed("training", seed, i)))
-        models.append(model.cpu())
-        files.write_tensors(path, "model", model.state_dict(), about)
-    return models
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("MAECHO_CACHE") or Path.home() / ".cache" / "maecho")
-
-
-def _made_of(experiment: Experiment, cell: Cell, seed: int) -> str:
-    """Hash of all that decides what the clients are; methods do not."""
-    return _digest(
-        RECIPE, experiment.data, experiment.network, repr(experiment.training), json.dumps(cell, sort_keys=True), seed
-    )
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()[:20]
-
-
-def _seed(*parts: object) -> int:
-    """Streams of random numbers that have nothing to do with each other."""
-    return int(_digest(*parts)[:12], 16)
-
-
-def _take(dataset: data.Dataset, part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    index = torch.from_numpy(np.asarray(part))
-    return dataset.x_train[index], dataset.y_train[index]
