@@ -9,8 +9,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from maecho.lab.experiment import Experiment, markdown, summarise
+from maecho.lab.experiment import Experiment
 from maecho.lab.runs import reproduce
+from maecho.lab.tables import markdown, summarise
 
 
 def told(done: int, total: int, run: dict[str, Any]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from maecho.lab import data
-from maecho.lab.experiment import Experiment, folder, markdown, summarise
+from maecho.lab.experiment import Experiment, folder
 from maecho.lab.runs import run_cell
+from maecho.lab.tables import markdown, summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,9 +16,10 @@ from maecho import METHODS, UploadError, make_upload, relay
 from maecho.aggregation import MAEcho
 from maecho.lab import data, experiment, networks
 from maecho.lab.clients import batch_size
-from maecho.lab.experiment import Experiment, settings, summarise
+from maecho.lab.experiment import Experiment, settings
 from maecho.lab.results import results_path
 from maecho.lab.runs import reproduce
+from maecho.lab.tables import markdown, summarise
 from maecho.lab.training import LocalTraining
 
 TINY = Experiment(
@@ -165,16 +166,16 @@ def test_old_settings_are_marked(tmp_path: Path) -> None:
         "ma-echo": False,
         "ensemble": True,
     }
-    assert experiment.markdown(other, summarise(other, results)).count("†") == 1
+    assert markdown(other, summarise(other, results)).count("†") == 1
 
 
 def test_a_document_shows_what_was_run(tmp_path: Path) -> None:
     results = reproduce(TINY, tmp_path, columns=["local", "ensemble"])
-    head, *_, last = experiment.markdown(TINY, summarise(TINY, results)).splitlines()
+    head, *_, last = markdown(TINY, summarise(TINY, results)).splitlines()
     assert head == "| clients | beta | init | local | ensemble |"
     assert last.count("±") == 2
     del results["runs"][-1]["columns"]["local"], results["runs"][-2]["columns"]["local"]
-    head, *_, last = experiment.markdown(TINY, summarise(TINY, results)).splitlines()
+    head, *_, last = markdown(TINY, summarise(TINY, results)).splitlines()
     assert "local" in head  # one cell has it
     assert last.startswith("| 2 | 0.5 | different |  |")
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
 from maecho.linalg.spectra import divide, mean_eigenvalue, plus_identity
 from maecho.options import NOT_NEGATIVE, number, one_of
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
@@ -35,6 +36,19 @@ class AFL:
     backbone: what comes before the head must be "shared" by all clients, or is made the "average": then the head was
         fitted to other inputs than it will see.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "fits a new head by ridge regression to the labels; it is exactly the head that all data in one place"
+            " would give"
+        ),
+        uploads="Grams and `targets`, with `rank=None` to be exact",
+        different="the backbone must be shared",
+        convolutions="yes",
+        residual="yes",
+        cost="one solve; memory of one upload",
+        when="clients that share a frozen, pretrained backbone",
+    )
 
     ridge: float = 1e-3
     backbone: Literal["shared", "average"] = "shared"

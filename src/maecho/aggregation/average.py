@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
 from maecho.options import one_of
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 HOLDS = 2
@@ -91,6 +92,19 @@ class FedAvg:
         weighting: by number of "examples", or "uniform".
         head: the last layer as an "average" like the rest, or "class-aware" (the release's baseline).
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "averages the models, by number of examples or uniformly; `head=class-aware` averages each class's "
+            "row over the clients that have the class"
+        ),
+        uploads="nothing (class counts for that head)",
+        different="no",
+        convolutions="yes",
+        residual="yes",
+        cost="one pass; memory of one upload",
+        when="as the baseline, or for models that are nearly alike",
+    )
 
     weighting: Literal["examples", "uniform"] = "examples"
     head: Literal["average", "class-aware"] = "average"

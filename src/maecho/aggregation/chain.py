@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import nn
 
+from maecho.aggregation.method import Guide
 from maecho.echo.fit import Head, Regression
 from maecho.echo.players import Drawing
 from maecho.echo.server import RelayServer
@@ -40,6 +42,22 @@ class EchoChain:
     noise: what inputs are made of: "leaves" gives images edges, "gaussian" none; see leaves.py.
     model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "fits layer after layer to the clients' layers, on drawn inputs that have passed through the merged "
+            "layers before"
+        ),
+        uploads="moments of the raw inputs, better with features; the server needs the network itself (`model=`)",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost=(
+            "seconds (for CNNs on a CPU minutes); memory of one upload, a chunk of inputs and, with features, up "
+            "to 1 GiB"
+        ),
+        when="to get the best model in one shot; `maecho.relay` goes on from it with more rounds",
+    )
 
     ridge: float = Regression.ridge
     head: Head = Regression.head

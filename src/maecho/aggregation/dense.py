@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,14 @@ from torch.nn import functional
 
 from maecho import devices
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
 from maecho.randomness import global_seed
 from maecho.synthesis.generator import NOISE, Generator, Standardised, Teachers, boundary_support, divergence, logits
 from maecho.upload.cohort import Cohort
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.skeleton import skeleton
 from maecho.upload.upload import Upload
 
@@ -65,6 +66,18 @@ class DENSE:
         device: where to train, e.g. "cpu"; by default CUDA if there is one. The result is where the uploads are.
         model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "trains on the server: a generator against the ensemble of the clients, then one model on what it generates"
+        ),
+        uploads="moments, or only `input_shape=`; the server needs the network itself (`model=`)",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost="a minute on a CPU with the small budget, minutes on a GPU with the paper's; memory of all models",
+        when="training on the server is allowed and the ensemble is good",
+    )
 
     epochs: int = 20
     generator_steps: int = 15

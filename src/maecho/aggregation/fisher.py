@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
 from maecho.options import NOT_NEGATIVE, number, one_of
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
@@ -30,6 +31,16 @@ class Fisher:
         stands only where no client has information.
     weighting: by number of "examples", or "uniform": F_i as a mean over the client's examples, as in the paper.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="averages every single weight by how much it matters to each client's answers",
+        uploads="`fisher`, as large as the weights (needs backward passes at the client)",
+        different="no",
+        convolutions="yes",
+        residual="yes",
+        cost="one pass; memory of one upload",
+        when="models from one initialisation; networks with many parameters that are not matrices",
+    )
 
     ridge: float = 1e-3
     weighting: Literal["examples", "uniform"] = "examples"

@@ -21,16 +21,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.sylvester import Sylvester
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
@@ -44,6 +45,16 @@ class Kronecker:
     tolerance: conjugate gradients stop when the residual is this share of the one at the average.
     iterations: or after this many steps, with a warning that says how far they came.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="works as `regmean` and also weighs outputs: A ⊗ B of inputs and of gradients (FedLPA, FedFisher)",
+        uploads="Grams and `gradients` (needs backward passes at the client)",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost="conjugate gradients, seconds to minutes; memory of all uploads",
+        when="few classes a client",
+    )
 
     damping: float | Literal["released"] = "released"
     ridge: float = 1e-3

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,12 +18,13 @@ from torch import Tensor
 from maecho.aggregation.average import ClassAwareHead, Mean
 from maecho.aggregation.iteration import Echo, Steps, echo
 from maecho.aggregation.limits import Limit
+from maecho.aggregation.method import Guide, assemble
 from maecho.linalg.spectra import Spectrum
 from maecho.network.layers import Layer
 from maecho.options import POSITIVE, number, one_of
 from maecho.progress import track
 from maecho.upload.cohort import Cohort
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
@@ -59,6 +60,16 @@ class MAEcho:
         "iterate" like the rest. None: class-aware in the released form where uploads count classes.
     watch: called with an `Iteration` before the first step and after each.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="moves all models towards each other, each only in directions in which its own data have no inputs",
+        uploads="projectors (or Grams); class counts if there are any",
+        different="MLPs yes, CNNs less",
+        convolutions="yes",
+        residual="yes",
+        cost="seconds; memory of all uploads, of one with `solver=limit`",
+        when="to use the paper's method",
+    )
 
     form: Literal["released", "printed", "anchored"] = "released"
     steps: int | None = None

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from maecho.aggregation.method import Guide
 from maecho.alignment.transport import Alignment, carry, rows_of
 from maecho.errors import UploadError
 from maecho.network.spaces import Space
@@ -98,6 +99,16 @@ class FedMA(Alignment):
         gamma: the larger, the more neurons the global layers have.
         growth: how many times as wide as the clients' a global layer may get; 1 keeps the architecture.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="matches neurons as `pfnm` does, at every kind of layer that allows it; by default widths stay",
+        uploads="neuron spaces (found by tracing)",
+        different="with similar data",
+        convolutions="yes",
+        residual="yes",
+        cost="seconds; memory of all uploads",
+        when="as `ot`, with more than two clients and none whose order should count",
+    )
 
     sigma0: float = 1.0
     sigma: float = 1.0
@@ -183,6 +194,19 @@ class FedMA(Alignment):
 @dataclass(frozen=True)
 class PFNM(FedMA):
     """Probabilistic federated neural matching, for fully connected networks; global layers may grow."""
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "assigns the neurons of all clients to common neurons, as many as the data ask for, then averages; "
+            "the network may grow"
+        ),
+        uploads="neuron spaces (found by tracing)",
+        different="yes, by growing",
+        convolutions="no",
+        residual="no",
+        cost="seconds; memory of all uploads",
+        when="MLPs, if a wider network is welcome",
+    )
 
     growth: float = 2.0
 

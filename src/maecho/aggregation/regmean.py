@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.linalg.spectra import divide, mean_eigenvalue, plus_identity, times
 from maecho.options import NOT_NEGATIVE, number
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
@@ -28,6 +30,16 @@ class RegMean:
         client has inputs.
     shrink: what off-diagonal entries of the Grams are multiplied with, in [0, 1].
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="finds the layer that is closest to every client's layer on that client's own inputs, in closed form",
+        uploads="Grams",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost="one solve a layer; memory of one upload",
+        when="first, if the server does not have the network itself",
+    )
 
     ridge: float = 1e-3
     shrink: float = 1.0

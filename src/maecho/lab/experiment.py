@@ -1,9 +1,7 @@
-"""One config of `experiments/`: a table or figure of the paper as data, and the table that its results make."""
+"""One config of `experiments/`: a table or figure of the paper as data, and what each of its columns asks for."""
 
 from __future__ import annotations
 
-import json
-import statistics
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -25,6 +23,31 @@ NOT_METHODS = ("local", "ensemble", "echo-relay")
 """Columns that need the clients' own models (and data): evaluations of them, and the protocol in many rounds."""
 
 
+VIEWS = ("table", "uploads", "ladder")
+"""How docs/results.md can show results: a row a cell, a row a column with what is uploaded, or round by round."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What docs/results.md says about an experiment."""
+
+    heading: str = ""
+    """By default the title of the experiment."""
+    text: str = ""
+    """Markdown that stands before the tables."""
+    order: int = 100
+    """Experiments stand in this order, then by name."""
+    shows: tuple[str, ...] = ("table",)
+    """Among VIEWS."""
+    picture: str = ""
+    """A file in docs/ that `maecho reproduce NAME --show --picture FILE` has drawn."""
+
+    def __post_init__(self) -> None:
+        for view in self.shows:
+            if view not in VIEWS:
+                raise ValueError(f"document: shows must be among {', '.join(VIEWS)}, got {view!r}")
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One config file."""
@@ -42,6 +65,7 @@ class Experiment:
     paper: Mapping[str, Any] = field(default_factory=dict)
     """`table`, the `row` keys that find a cell in it, `where` for what else its rows must say, `cells` for what a cell
     must be to stand in it, and `columns` for what the paper calls ours."""
+    document: Document = field(default_factory=Document)
     quick: bool = False
 
     @classmethod
@@ -67,6 +91,7 @@ class Experiment:
                 methods=raw["methods"],
                 training=LocalTraining(**raw.get("training", {})),
                 paper=raw.get("paper", {}),
+                document=Document(**{key: _frozen(value) for key, value in raw.get("document", {}).items()}),
                 quick=quick,
             )
             experiment._check(raw.keys())
@@ -92,6 +117,11 @@ class Experiment:
             unknown = sorted(set(options.get("upload", {})) - {"rank", "gaussians", "covariance", "labels"})
             if unknown:
                 raise ValueError(f"upload may say rank, gaussians, covariance and labels, got {unknown[0]!r}")
+
+
+def _frozen(value: Any) -> Any:
+    """Lists of TOML are the tuples of a frozen dataclass."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,76 +186,3 @@ def find(name: str) -> Path:
     if not path.is_file():
         raise UploadError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
     return path
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One column of one cell over seeds, and what the paper says."""
-
-    mean: float
-    low: float
-    high: float
-    seeds: int
-    paper: float | None
-    bytes: float | None
-    """What the client uploads that uploads most; None if that was not counted."""
-    current: bool = True
-    """Measured with the settings that the config has now."""
-
-
-def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
-    """Mean and spread over seeds for every cell that has runs."""
-    published = json.loads((folder() / "paper.json").read_text(encoding="utf-8")) if experiment.paper else {}
-    rows = published[experiment.paper["table"]]["rows"] if experiment.paper and not experiment.quick else []
-    table = []
-    for cell in experiment.cells:
-        runs = [run for run in results["runs"] if run["cell"] == cell]
-        if not runs:
-            continue
-        fixed = {**{key: cell[key] for key in experiment.paper.get("row", ())}, **experiment.paper.get("where", {})}
-        row: dict[str, Any] = next((r for r in rows if all(_same(r.get(k), v) for k, v in fixed.items())), {})
-        if any(cell[key] != value for key, value in experiment.paper.get("cells", {}).items()):
-            row = {}
-        figures = {}
-        aliases = experiment.paper.get("columns", {})
-        for column in experiment.methods:
-            found = [run["columns"][column] for run in runs if column in run["columns"]]
-            if not found:
-                continue  # a column that was added since and not run yet
-            values, sizes = [one["accuracy"] for one in found], [one.get("bytes") for one in found]
-            figures[column] = Figure(
-                statistics.fmean(values),
-                min(values),
-                max(values),
-                len(values),
-                row.get(aliases.get(column, column)),
-                None if None in sizes else statistics.fmean(sizes),
-                all(one.get("settings") == settings(experiment.methods[column]) for one in found),
-            )
-        table.append((cell, figures))
-    return table
-
-
-def _same(published: Any, ours: Any) -> bool:
-    """Table 4 writes "diff" for what we call different."""
-    return published == ours or (published, ours) == ("diff", "different")
-
-
-def markdown(experiment: Experiment, table: list[tuple[Cell, dict[str, Figure]]]) -> str:
-    """The table for a document: mean over seeds, ± half the range, and the paper's figure in brackets; † if it was
-    measured with other settings than it has now. Columns that were never run are left out."""
-    keys = list(experiment.cells[0])
-    columns = [column for column in experiment.methods if any(column in figures for _, figures in table)]
-    lines = ["| " + " | ".join([*keys, *columns]) + " |", "|" + "---|" * (len(keys) + len(columns))]
-    for cell, figures in table:
-        texts = []
-        for column in columns:
-            if column not in figures:
-                texts.append("")
-                continue
-            figure = figures[column]
-            published = "" if figure.paper is None else f" [{figure.paper:.1f}]"
-            mark = "" if figure.current else "†"
-            texts.append(f"{figure.mean:.1f} ± {(figure.high - figure.low) / 2:.1f}{mark}{published}")
-        lines.append("| " + " | ".join([*(str(cell[key]) for key in keys), *texts]) + " |")
-    return "\n".join(lines)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maecho.errors import UploadError
-from maecho.lab.experiment import Cell, Experiment, Figure
+from maecho.lab.experiment import Experiment
+from maecho.lab.tables import Figure, Table
 from maecho.upload import storage as files
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def check(path: Path) -> None:
         raise UploadError("a picture needs matplotlib, got none: pip install 'maecho[plots]'") from error
 
 
-def against_bytes(experiment: Experiment, table: Sequence[tuple[Cell, Mapping[str, Figure]]], path: Path) -> None:
+def against_bytes(experiment: Experiment, table: Table, path: Path) -> None:
     """Accuracy against what a client uploads, a picture for every cell; the rungs of echo-chain and echo-relay are
     joined."""
     check(path)
