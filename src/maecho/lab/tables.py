@@ -173,9 +173,11 @@ def _asked(rounds: int | str | list[str]) -> str:
 
 def ladder_markdown(one: Ladder) -> str:
     """For a document."""
-    heads = ("rounds", "real data asked", "a client uploads", "times the weights", *one.cells)
+    heads = ("column", "rounds", "real data asked", "a client uploads", "times the weights", *one.cells)
     rows = []
     for rung in one.rungs:
         accuracies = [None if accuracy is None else f"{accuracy:.1f}" for accuracy in rung.accuracies]
-        rows.append([rung.rounds, rung.asked, size(rung.bytes), f"{rung.bytes / one.weights:.1f}", *accuracies])
+        rows.append(
+            [rung.name, rung.rounds, rung.asked, size(rung.bytes), f"{rung.bytes / one.weights:.1f}", *accuracies]
+        )
     return markdown_table(heads, rows)
