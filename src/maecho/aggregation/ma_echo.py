@@ -1,6 +1,6 @@
 """MA-Echo: one model close to all clients' models wherever they have data.
 
-    min_{W, V_i}  [‖(W − V_1) P_1‖², …, ‖(W − V_N) P_N‖²]    s.t. V_i as good as W_i for client i        Eq. (mom3)
+    min_{W, V_i}  [‖(W − V_1) P_1‖², …, ‖(W − V_N) P_N‖²]    s.t. V_i as good as W_i for client i        Eq. (4)
 
 (Su, Li, Xue, Neural Networks 2023.) What is printed, what the authors released and what their equations imply differ;
 all three are here as `form`, and the released one, which reaches the paper's numbers, is the default.
@@ -49,7 +49,7 @@ class MAEcho:
         other forms, for which the paper gives none.
     normalise: Norm, each row of a client's step at unit length. None: as released, with convolutions only.
     mu: μ, how firmly V_i holds to what W_i does on its own data (printed and anchored forms).
-    alpha: weights of the clients: "uniform", or "qp" for Eq. (svm), which prefers clients with small gradients.
+    alpha: weights of the clients: "uniform", or "qp" for Eq. (6), which prefers clients with small gradients.
     cap: C, the largest weight that the quadratic program may give.
     projector: "batch-mean" (the release's recursion) or "exact" (G (G + zI)⁻¹). None: as the form has it.
     damping: z of the exact projector, as a share of the mean eigenvalue of G.
