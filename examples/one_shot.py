@@ -56,9 +56,7 @@ def algorithm_1(
     for _ in range(tau):
         gradients = torch.stack([(2 * (W - V[i]) @ P[i]).flatten() for i in range(N)])
         alpha = solve(gradients)  # α* ← Eq. (6)
-        D = -sum(
-            (2 * alpha[i] * (W - V[i]) @ P[i] for i in range(1, N)), 2 * alpha[0] * (W - V[0]) @ P[0]
-        )  # Eq. (7)
+        D = -sum((2 * alpha[i] * (W - V[i]) @ P[i] for i in range(1, N)), 2 * alpha[0] * (W - V[0]) @ P[0])  # Eq. (7)
         W = W + eta * D
         for i in range(N):
             V[i] = V[i] + (W - V[i]) @ (I - mu / (1 + mu) * P[i])  # Eq. (11)

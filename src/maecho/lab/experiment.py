@@ -17,7 +17,7 @@ from maecho.lab.training import LocalTraining
 Cell = Mapping[str, Any]
 
 CHECKOUT = Path(__file__).resolve().parents[3] / "experiments"
-"""Where the configs and results are in a checkout; in an installed package there is no such folder."""
+"""The folder of configs and results in a checkout. An installed package has no such folder."""
 
 NOT_METHODS = ("local", "ensemble", "echo-relay")
 """Columns that need the clients' own models (and data): evaluations of them, and the protocol in many rounds."""
@@ -58,19 +58,22 @@ class Experiment:
     network: str
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
-    """What differs from run to run: clients, beta, init ("same" or "different")."""
+    """What differs from row to row of the table: clients, beta, init ("same" or "different")."""
     methods: Mapping[str, Mapping[str, Any]]
     """Column -> method and options."""
     training: LocalTraining = field(default_factory=LocalTraining)
     paper: Mapping[str, Any] = field(default_factory=dict)
-    """`table`, the `row` keys that find a cell in it, `where` for what else its rows must say, `cells` for what a cell
-    must be to stand in it, and `columns` for what the paper calls ours."""
+    """Where the paper's figures are in `paper.json`.
+
+    `table`: its key there. `row`: the keys in which a cell must equal a row. `where`: what else the row must say.
+    `cells`: what a cell must say to be in that table at all. `columns`: our names of columns -> the paper's.
+    """
     document: Document = field(default_factory=Document)
     quick: bool = False
 
     @classmethod
     def load(cls, name: str, quick: bool = False) -> Experiment:
-        """A config by name from `experiments/`, or by path. `quick`: the same on small data."""
+        """Read a config by its name in `experiments/`, or by path. `quick`: the same on small data."""
         path = find(name)
         try:
             raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -100,7 +103,7 @@ class Experiment:
         return experiment
 
     def _check(self, keys: Collection[str]) -> None:
-        """A slip of the pen must not run as something else."""
+        """Refuse what is misspelt, so that it does not run as something else."""
         unknown = sorted(set(keys) - {f.name for f in fields(self)})
         if unknown:
             raise ValueError(f"{unknown[0]!r}, which means nothing here")
@@ -125,12 +128,12 @@ def _frozen(value: Any) -> Any:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A column's method and its options; `upload`, how its uploads are made, is the harness's own."""
+    """A column's method and its options, without `upload`, which says how its uploads are made."""
     return {key: value for key, value in options.items() if key != "upload"}
 
 
 def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `relay` for a column of echo-relay: its rounds, and options of Regression and Drawing."""
+    """The arguments of `relay` for a column of echo-relay: rounds, and the options of Regression and Drawing."""
     given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
     of_drawing = {f.name for f in fields(Drawing)}
     return {
@@ -141,7 +144,10 @@ def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn_by(options: Mapping[str, Any]) -> str | None:
-    """How a column fits stages at drawn inputs: columns of which this is the same share them. None if it has none."""
+    """What decides how a column fits stages at drawn inputs. Columns with equal answers share these stages.
+
+    None: it has no such stages.
+    """
     if options["method"] == "echo-chain":
         found = choose(**plain(options))[1]
         assert isinstance(found, EchoChain)
@@ -161,7 +167,7 @@ def gathered(options: Mapping[str, Any]) -> frozenset[str]:
 
 
 def settings(options: Mapping[str, Any]) -> str:
-    """A column's method with its defaults filled in, so that a changed default is not taken for the old one."""
+    """A column's method with its defaults filled in. So a changed default counts as another setting."""
     if options["method"] == "echo-relay":
         arguments = protocol(options)
         if arguments["rounds"] == "all":
@@ -173,7 +179,7 @@ def settings(options: Mapping[str, Any]) -> str:
 
 
 def folder() -> Path:
-    """Where the configs are: beside the source in a checkout, inside the package when installed from a wheel."""
+    """The folder of the configs: beside the source in a checkout, inside an installed package."""
     return CHECKOUT if CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "experiments"
 
 

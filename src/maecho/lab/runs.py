@@ -42,10 +42,15 @@ def reproduce(
     on_run: Callable[[int, int, dict[str, Any]], None] | None = None,
     columns: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Do every run that is not done yet; the results, as they are on disk.
+    """Do every run that is not done yet, and return the results as they are on disk.
 
-    `on_run` is told the number of finished runs, the number of all, and the run just finished. `columns` says
-    which of the table's columns are done, None being all; `columns=()` does nothing, and gives what is there.
+    Args:
+        experiment: what to run.
+        out: the folder of the results; see `results_path`.
+        jobs: how many runs go on at a time, each in a process of one thread.
+        device: where clients are trained and merged.
+        on_run: called after every run with the number of finished runs, the number of all, and the run.
+        columns: which columns of the table to do. None: all of them; (): none, so that what is there comes back.
     """
     for column in columns or ():
         if column not in experiment.methods:
@@ -72,6 +77,7 @@ def reproduce(
 def _columns_to_do(
     experiment: Experiment, old: Mapping[str, Any] | None, columns: Collection[str] | None
 ) -> dict[str, Mapping[str, Any]]:
+    """The wanted columns that an old run does not have with the settings of now."""
     done = old["columns"] if old else {}
     wanted = {c: o for c, o in experiment.methods.items() if columns is None or c in columns}
     return {c: o for c, o in wanted.items() if done.get(c, {}).get("settings") != settings(o)}
@@ -84,7 +90,7 @@ def _all(
     device: str,
     columns: Collection[str] | None,
 ) -> Iterator[dict[str, Any]]:
-    """Runs as they finish, in so many processes of one thread each."""
+    """The runs in the order in which they finish."""
     if jobs <= 1:
         for cell, seed, old in todo:
             yield run_cell(experiment, cell, seed, old, device, columns)
@@ -111,9 +117,9 @@ def run_cell(
     device: str = "cpu",
     only: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """One run; of an old one only the columns that are missing or have changed."""
+    """Do one run. If there is an `old` one, only columns that are missing or have changed are done."""
     columns = _columns_to_do(experiment, old, only)
-    on = device if device == "cpu" else torch.cuda.get_device_name()
+    machine = device if device == "cpu" else torch.cuda.get_device_name()
     dataset = data.load(experiment.data)
     parts = split(dataset, cell, seed)
     began = time.perf_counter()
@@ -131,6 +137,7 @@ def run_cell(
     ready = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
     found = {}
+    # What echo-chain has fitted, and in how many seconds: relays that draw the same inputs go on from it.
     chains: dict[str | None, tuple[Mapping[str, torch.Tensor], float]] = {}
     for column, options in columns.items():
         given = uploads
@@ -143,13 +150,13 @@ def run_cell(
         made, sent = _apply(experiment, options, clients, given, device, start)
         seconds = before + time.perf_counter() - began_column
         if options["method"] == "echo-chain" and isinstance(made, nn.Module):
-            chains[drawn_by(options)] = made.state_dict(), seconds  # for columns that go on from it
+            chains[drawn_by(options)] = made.state_dict(), seconds
         found[column] = {
             "settings": settings(options),
             "accuracy": _accuracy(made, test, device),
             "seconds": round(seconds, 4),
             "bytes": sent,
-            "device": on,
+            "device": machine,
         }
     kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
     return {
@@ -160,7 +167,7 @@ def run_cell(
         "columns": {column: {**kept, **found}[column] for column in experiment.methods if column in {**kept, **found}},
         "weights_bytes": max(upload.bytes(()) for upload in uploads),
         "seconds": {"training": round(trained - began, 2), "statistics": round(ready - trained, 2)},
-        "device": on,
+        "device": machine,
         "versions": {
             "maecho": __version__,
             "torch": torch.__version__,
@@ -183,7 +190,8 @@ def _uploads(clients: list[Client], needs: Collection[str], device: str, options
         )
         for i, (model, batches) in enumerate(clients)
     ]
-    with contextlib.suppress(torch.OutOfMemoryError):  # then `aggregate` moves them as it reads them
+    # If they do not all fit, `aggregate` moves each of them when it reads it.
+    with contextlib.suppress(torch.OutOfMemoryError):
         return [upload.to(device) for upload in uploads]
     return uploads
 
@@ -196,8 +204,10 @@ def _apply(
     device: str,
     start: Mapping[str, torch.Tensor] | None,
 ) -> tuple[nn.Module | list[nn.Module], int]:
-    """What a column is measured on, and how many bytes the client sends for it that sends most. A relay goes on from
-    `start`, echo-chain's model, where there is one."""
+    """The model (or models) that a column measures, and the bytes sent for it by the client that sends most.
+
+    A relay goes on from `start`, the model of an echo-chain with the same drawn inputs, if there is one.
+    """
     models = [model for model, _ in clients]
     if options["method"] == "local":
         return models, 0
@@ -214,7 +224,7 @@ def _apply(
 
 
 def _accuracy(model: nn.Module | list[nn.Module], test: data.Batches, device: str) -> float:
-    """In per cent; of several models the mean."""
+    """In per cent; the mean, if there are several models."""
     models = model if isinstance(model, list) else [model]
     each = [evaluate(one.to(device), test, progress=False).accuracy for one in models]
     return round(100 * statistics.fmean(each), 2)
