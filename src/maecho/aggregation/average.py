@@ -1,4 +1,4 @@
-"""Averages: FedAvg, what every method does with parameters that have no input matrix, and the class-aware head.
+"""Averages: FedAvg, the class-aware head, and the mean that every method takes of parameters without an input matrix.
 
     W = Σ_i p_i W_i,    p_i = n_i / Σ n  or  1/N
 
@@ -21,7 +21,7 @@ from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 HOLDS = 2
-"""Examples from which on a client holds a class: the release does not count a single one."""
+"""A client holds a class if it has this many examples of it: the release does not count a single one."""
 
 
 class Mean:

@@ -3,9 +3,9 @@
     generator:  min_G  CE(D(x), y) + λ1 L_BN(x) − λ2 ω KL(D(x) ‖ f(x)),    x = G(z),  D = mean of the clients' logits
     student:    min_f  KL(D(x) ‖ f(x))
 
-with ω = 1 where the student f and the ensemble D decide differently, else 0 (Zhang et al., NeurIPS 2022). As in the
-release every epoch starts a generator anew, for one batch of noise (trained along) and of random labels; the inputs of
-its best step join a pool, and the student learns from all of the pool. The only method here that trains on the server.
+ω is 1 where the student f and the ensemble D decide differently, else 0 (Zhang et al., NeurIPS 2022). As in the release
+every epoch starts a new generator for one batch of noise, which is trained too, and of random labels. The inputs of its
+best step join a pool, and the student learns from the whole pool. No other method here trains on the server.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ GENERATOR_RATE, GENERATOR_BETAS = 1e-3, (0.5, 0.999)
 """Of Adam, as in the release."""
 MOMENTUM = 0.9
 LARGEST_GRADIENT = 10.0
-"""A longer one of the student is cut to this: inputs on a large scale would throw it out in one step."""
+"""A longer gradient of the student is cut to this length: with inputs on a large scale one step could ruin it."""
 
 
 @dataclass(frozen=True)
 class DENSE:
-    """The defaults are a budget of a minute or so on a CPU. The paper's is `epochs=200, generator_steps=30` with the
+    """Distillation of the clients' ensemble, on the server.
+
+    The defaults take about a minute on a CPU. The paper's budget is `epochs=200, generator_steps=30`, with the
     release's `batch_size=256, width=64`, for a GPU.
 
     Args:
@@ -64,7 +66,7 @@ class DENSE:
             "unit": a sigmoid, for pixels in [0, 1], as in the release. The last two use nothing of the clients' data.
         seed: of all that is random.
         device: where to train, e.g. "cpu"; by default CUDA if there is one. The result is where the uploads are.
-        model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
+        model: the network that the uploads are weights of. Its own weights do not matter, and it is not changed.
     """
 
     guide: ClassVar[Guide] = Guide(

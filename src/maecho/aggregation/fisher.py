@@ -2,9 +2,9 @@
 
     min_W  Σ_i Σ_k F_ik (W_k − W_ik)²   =>   W = (Σ_i F_i ∘ W_i + ε W̄) / (Σ_i F_i + ε)
 
-(Matena and Raffel, NeurIPS 2022), with F_i the diagonal of client i's Fisher information, W̄ the average and ε a pull
-towards it. F_i is a sum over the client's examples, not a mean: so the sum over clients is the precision of the product
-of their Laplace posteriors, and a client with twice the examples counts twice. Only sums over clients are kept.
+(Matena and Raffel, NeurIPS 2022.) F_i is the diagonal of client i's Fisher information, W̄ the average, ε a pull towards
+it. F_i is a sum over the client's examples, not a mean. So the sum over clients is the precision of the product of
+their Laplace posteriors, and a client with twice the examples counts twice. Only sums over clients are kept.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from maecho.upload.upload import Upload
 
 @dataclass(frozen=True)
 class Fisher:
-    """Args:
-    ridge: ε, the pull towards the average, as a share of the mean entry of Σ F_i in the same tensor. 0: the average
-        stands only where no client has information.
-    weighting: by number of "examples", or "uniform": F_i as a mean over the client's examples, as in the paper.
+    """The average of every weight, weighted by Fisher information.
+
+    Args:
+        ridge: ε, the pull towards the average, as a share of the mean entry of Σ F_i in the same tensor. 0: the average
+            stands only where no client has information.
+        weighting: by number of "examples", or "uniform": F_i is then a mean over the client's examples, as in the
+            paper.
     """
 
     guide: ClassVar[Guide] = Guide(

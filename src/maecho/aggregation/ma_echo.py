@@ -42,23 +42,25 @@ class Iteration:
 
 @dataclass(frozen=True)
 class MAEcho:
-    """Args:
-    form: "released" (the authors' code), "printed" (Algorithm 1) or "anchored" (V_i anew from W_i in every step).
-    steps: τ. None: as released, 60, or 300 for a network with convolutions.
-    step_size: λ of the released form, η of the others. None: as released, 1.6, or 0.05 with convolutions; 0.5 for the
-        other forms, for which the paper gives none.
-    normalise: Norm, each row of a client's step at unit length. None: as released, with convolutions only.
-    mu: μ, how firmly V_i holds to what W_i does on its own data (printed and anchored forms).
-    alpha: weights of the clients: "uniform", or "qp" for Eq. (6), which prefers clients with small gradients.
-    cap: C, the largest weight that the quadratic program may give.
-    projector: "batch-mean" (the release's recursion) or "exact" (G (G + zI)⁻¹). None: as the form has it.
-    damping: z of the exact projector, as a share of the mean eigenvalue of G.
-    solver: "iterate", or "limit" for where the iteration ends (uniform alpha, no Norm).
-    start: W⁰: "average", "random", or the name of a client.
-    seed: of the random start.
-    head: the last layer "class-aware" (not iterated; each class's row averaged over the clients that have the class) or
-        "iterate" like the rest. None: class-aware in the released form where uploads count classes.
-    watch: called with an `Iteration` before the first step and after each.
+    """The paper's method, in three forms.
+
+    Args:
+        form: "released" (the authors' code), "printed" (Algorithm 1) or "anchored" (V_i anew from W_i in every step).
+        steps: τ. None: as released, 60, or 300 for a network with convolutions.
+        step_size: λ of the released form, η of the others. None: as released, 1.6, or 0.05 with convolutions; 0.5 for
+            the other forms, for which the paper gives none.
+        normalise: Norm, each row of a client's step at unit length. None: as released, with convolutions only.
+        mu: μ, how firmly V_i holds to what W_i does on its own data (printed and anchored forms).
+        alpha: weights of the clients: "uniform", or "qp" for Eq. (6), which prefers clients with small gradients.
+        cap: C, the largest weight that the quadratic program may give.
+        projector: "batch-mean" (the release's recursion) or "exact" (G (G + zI)⁻¹). None: as the form has it.
+        damping: z of the exact projector, as a share of the mean eigenvalue of G.
+        solver: "iterate", or "limit" for where the iteration ends (uniform alpha, no Norm).
+        start: W⁰: "average", "random", or the name of a client.
+        seed: of the random start.
+        head: the last layer "class-aware" (not iterated; each class's row averaged over the clients that have the
+            class) or "iterate" like the rest. None: class-aware in the released form where uploads count classes.
+        watch: called with an `Iteration` before the first step and after each.
     """
 
     guide: ClassVar[Guide] = Guide(

@@ -1,4 +1,4 @@
-"""Matched averaging: neurons of all clients assigned to common ones, and what is assigned alike is averaged.
+"""Matched averaging: the neurons of all clients are assigned to common ones, and neurons of one assignment averaged.
 
 The Beta-Bernoulli process of Yurochkin et al. (PFNM, ICML 2019): global neurons θ ~ N(0, σ0²), each client has some of
 them with noise N(0, σ²), and how many there are is up to the data. With the assignments of all other clients fixed,
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 SWEEPS = 10
-"""Turns that every client gets at most; assignments mostly settle in two or three."""
+"""The most turns that a client gets. Assignments mostly settle after two or three."""
 
 
 def assign(
     neurons: Sequence[Float[np.ndarray, "own features"]], sigma0: float, sigma: float, gamma: float, most: int
 ) -> list[Int[np.ndarray, " own"]]:
-    """For every client the global neuron of each of its own; at most `most` global ones."""
+    """For every client the global neuron of each of its neurons. There are at most `most` global ones."""
     from scipy.optimize import linear_sum_assignment
 
     J, features = len(neurons), neurons[0].shape[1]
@@ -58,7 +58,7 @@ def assign(
                 sums, counts = sums[keep], counts[keep]
             gain = _gains(own, sums, counts, J, sigma0, sigma, gamma, min(len(own), max(0, most - len(counts))))
             _, chosen = linear_sum_assignment(gain, maximize=True)
-            # New ones are alike, so they are numbered as the client has them: the first client keeps its order.
+            # New neurons are all alike, so they are numbered in the client's order: the first client keeps its own.
             fresh = np.flatnonzero(chosen >= len(counts))
             chosen[fresh] = len(counts) + np.arange(len(fresh))
             sums = np.vstack([sums, np.zeros((len(fresh), features))])

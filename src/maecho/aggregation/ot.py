@@ -1,7 +1,7 @@
 """Fusion by optimal transport, alone and before MA-Echo.
 
-`ot`: all clients brought into the order of one by transport of their neurons, then averaged (Singh and Jaggi, 2020).
-`ma-echo+ot`: the same, then MA-Echo with the statistics in that order too (the paper's section on neuron matching).
+`ot` brings all clients into the order of one by transport of their neurons, then averages (Singh and Jaggi, 2020).
+`ma-echo+ot` does the same, with the statistics too, then runs MA-Echo (the paper's section on neuron matching).
 """
 
 from __future__ import annotations

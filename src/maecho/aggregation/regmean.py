@@ -2,8 +2,8 @@
 
     min_W  Σ_i ‖(W − W_i) X_iᵀ‖²   =>   W = (Σ_i W_i G_i) (Σ_i G_i)⁻¹,    G_i = X_iᵀ X_i
 
-(Jin et al., ICLR 2023), with a ridge towards the average, and off-diagonal entries of G_i shrunk as in the paper. Only
-sums over clients are kept.
+(Jin et al., ICLR 2023.) A ridge pulls towards the average, and off-diagonal entries of G_i may be shrunk as in the
+paper. Only sums over clients are kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from maecho.upload.upload import Upload
 
 @dataclass(frozen=True)
 class RegMean:
-    """Args:
-    ridge: pull towards the average, as a share of the mean eigenvalue of Σ G_i. 0: the average stands only where no
-        client has inputs.
-    shrink: what off-diagonal entries of the Grams are multiplied with, in [0, 1].
+    """Least squares on all clients' inputs, layer by layer.
+
+    Args:
+        ridge: pull towards the average, as a share of the mean eigenvalue of Σ G_i. 0: the average stands only where no
+            client has inputs.
+        shrink: the factor of off-diagonal entries of the Grams, in [0, 1].
     """
 
     guide: ClassVar[Guide] = Guide(
