@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit benchmark clean
+.PHONY: demo test lint types unit docs benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/maecho demo
@@ -20,6 +20,10 @@ types: $(VENV)/.installed
 # One thread: the suite is many small products, and on shared cores threads wait for each other.
 unit: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# The tables in README.md, docs/methods.md and docs/results.md, from METHODS, configs and committed results.
+docs: $(VENV)/.installed
+	$(BIN)/python -m maecho.lab.documents
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/ma_echo.py

@@ -48,20 +48,18 @@ def algorithm_1(
     mu: float = 1.0,
     solve: Callable[[Tensor], Tensor] = uniform,
 ) -> Tensor:
-    """One layer of Algorithm 1. `solve` answers Eq. (svm), given the clients' gradients [clients, out · in]."""
+    """One layer of Algorithm 1. `solve` answers Eq. (6), given the clients' gradients [clients, out · in]."""
     N = len(W_local)
     I = torch.eye(P[0].shape[0], dtype=P[0].dtype)  # noqa: E741
     W = sum(W_local[1:], W_local[0]) / N  # W⁰ = (1/N) Σ W_i
     V = list(W_local)  # V_i = W_i
     for _ in range(tau):
         gradients = torch.stack([(2 * (W - V[i]) @ P[i]).flatten() for i in range(N)])
-        alpha = solve(gradients)  # α* ← Eq. (svm)
-        D = -sum(
-            (2 * alpha[i] * (W - V[i]) @ P[i] for i in range(1, N)), 2 * alpha[0] * (W - V[0]) @ P[0]
-        )  # Eq. (grad)
+        alpha = solve(gradients)  # α* ← Eq. (6)
+        D = -sum((2 * alpha[i] * (W - V[i]) @ P[i] for i in range(1, N)), 2 * alpha[0] * (W - V[0]) @ P[0])  # Eq. (7)
         W = W + eta * D
         for i in range(N):
-            V[i] = V[i] + (W - V[i]) @ (I - mu / (1 + mu) * P[i])  # Eq. (sec)
+            V[i] = V[i] + (W - V[i]) @ (I - mu / (1 + mu) * P[i])  # Eq. (11)
     return W
 
 

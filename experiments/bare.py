@@ -1,4 +1,4 @@
-"""`maecho reproduce` where there is nothing but torch, numpy and safetensors: on a lent GPU machine, say.
+"""`maecho reproduce` for machines that have torch, numpy and safetensors alone, such as a GPU machine without internet.
 
 PYTHONPATH=src python experiments/bare.py echo-cifar --columns local,echo-chain --jobs 6 --device cuda --out results
 """
@@ -9,11 +9,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from maecho.lab.experiment import Experiment, markdown, summarise
+from maecho.lab.experiment import Experiment
 from maecho.lab.runs import reproduce
+from maecho.lab.tables import markdown, summarise
 
 
-def told(done: int, total: int, run: dict[str, Any]) -> None:
+def on_run(done: int, total: int, run: dict[str, Any]) -> None:
     figures = {name: column["accuracy"] for name, column in run["columns"].items()}
     print(f"{done} of {total}: {run['cell']} seed {run['seed']} {run['seconds']} {figures}", flush=True)
 
@@ -28,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     experiment = Experiment.load(options.name)
     columns = None if options.columns is None else options.columns.split(",")
-    results = reproduce(experiment, options.out, options.jobs, options.device, told, columns)
+    results = reproduce(experiment, options.out, options.jobs, options.device, on_run, columns)
     print(markdown(experiment, summarise(experiment, results)))
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from maecho.errors import UploadError
-from maecho.lab import experiment, ladder
-from maecho.lab.experiment import Experiment, settings, summarise
+from maecho.lab import experiment, tables
+from maecho.lab.experiment import Experiment, settings
 from maecho.lab.plots import _apart, against_bytes
+from maecho.lab.tables import summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,7 +72,7 @@ def test_a_picture_that_cannot_be(config: Experiment, tmp_path: Path, monkeypatc
 
 
 def test_a_ladder_has_a_rung_for_every_column_of_ours(config: Experiment) -> None:
-    found = ladder.ladder(config, measured(config))
+    found = tables.ladder(config, measured(config))
     assert [(rung.name, rung.rounds, rung.asked) for rung in found.rungs] == [
         ("echo-chain", 1, "nowhere"),
         ("echo-chain-small", 1, "nowhere"),
@@ -90,33 +91,28 @@ def test_what_was_not_measured_is_left_out(config: Experiment) -> None:
         del run["columns"]["echo-relay"]
     for run in results["runs"]:
         run["columns"]["echo-chain"] = {**run["columns"]["echo-chain"], "settings": "of old"}
-    found = ladder.ladder(config, results)
+    found = tables.ladder(config, results)
     assert found.rungs[-1].accuracies[0] is None
     assert "echo-chain" not in [rung.name for rung in found.rungs], "measured with other settings"
     few = replace(config, methods={"echo-relay": {"method": "echo-relay"}})
-    assert ladder.ladder(few, measured(few, sizes=False)).rungs == ()
+    assert tables.ladder(few, measured(few, sizes=False)).rungs == ()
 
 
 def test_layers_may_be_named(config: Experiment) -> None:
     named = replace(config, methods={"some": {"method": "echo-relay", "rounds": ["fc1", "fc3"]}})
-    (rung,) = ladder.ladder(named, measured(named)).rungs
+    (rung,) = tables.ladder(named, measured(named)).rungs
     assert (rung.rounds, rung.asked) == (3, "at fc1, fc3")
 
 
 def test_without_results_there_is_no_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "CHECKOUT", tmp_path)
     (tmp_path / "results").mkdir()
-    assert ladder.ladders() == []
+    assert tables.ladders() == []
 
 
-def test_the_documentation_shows_what_is_committed() -> None:
-    page, found = (ROOT / "docs" / "echo.md").read_text(), ladder.ladders()
-    assert found
-    for one in found:
-        assert ladder.markdown(one) in page
+def test_the_picture_shows_what_is_committed() -> None:
     config = Experiment.load("echo-bytes")
-    picture = (ROOT / "docs" / "bytes.svg").read_text()
-    assert "bytes.svg" in page
+    picture = (ROOT / "docs" / config.document.picture).read_text()
     assert all(f">{column}<" in picture for column in config.methods)
     results = json.loads((experiment.folder() / "results" / "echo-bytes.json").read_text())
     for _, figures in summarise(config, results):

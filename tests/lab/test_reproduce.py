@@ -15,9 +15,13 @@ import torch
 from maecho import METHODS, UploadError, make_upload, relay
 from maecho.aggregation import MAEcho
 from maecho.lab import data, experiment, networks
-from maecho.lab.experiment import Experiment, results_path, settings, summarise
-from maecho.lab.runs import _batch_size, reproduce
+from maecho.lab.clients import batch_size
+from maecho.lab.experiment import Experiment, settings
+from maecho.lab.results import results_path
+from maecho.lab.runs import reproduce
+from maecho.lab.tables import markdown, summarise
 from maecho.lab.training import LocalTraining
+from support.configs import CONFIG
 
 TINY = Experiment(
     name="tiny",
@@ -163,16 +167,16 @@ def test_old_settings_are_marked(tmp_path: Path) -> None:
         "ma-echo": False,
         "ensemble": True,
     }
-    assert experiment.markdown(other, summarise(other, results)).count("†") == 1
+    assert markdown(other, summarise(other, results)).count("†") == 1
 
 
 def test_a_document_shows_what_was_run(tmp_path: Path) -> None:
     results = reproduce(TINY, tmp_path, columns=["local", "ensemble"])
-    head, *_, last = experiment.markdown(TINY, summarise(TINY, results)).splitlines()
+    head, *_, last = markdown(TINY, summarise(TINY, results)).splitlines()
     assert head == "| clients | beta | init | local | ensemble |"
     assert last.count("±") == 2
     del results["runs"][-1]["columns"]["local"], results["runs"][-2]["columns"]["local"]
-    head, *_, last = experiment.markdown(TINY, summarise(TINY, results)).splitlines()
+    head, *_, last = markdown(TINY, summarise(TINY, results)).splitlines()
     assert "local" in head  # one cell has it
     assert last.startswith("| 2 | 0.5 | different |  |")
 
@@ -234,7 +238,7 @@ def test_what_a_client_uploads_is_counted(tmp_path: Path) -> None:
 def test_projectors_are_those_of_one_batch_at_a_time(size: int) -> None:
     """However many are gathered of at once."""
     model, digits = networks.build("digits-mlp", torch.Generator().manual_seed(0)), data.digits()
-    at_once = _batch_size(replace(ONE, training=replace(ONE.training, batch_size=size)))
+    at_once = batch_size(replace(ONE, training=replace(ONE.training, batch_size=size)))
     assert at_once >= size
     one, other = (
         make_upload(model, data.batches(digits.x_train, digits.y_train, n), "ann", ["projector"], rank=None)
@@ -307,88 +311,9 @@ def test_every_config_runs_quickly(tmp_path: Path, name: str) -> None:
         assert all(figure.paper is None for figure in figures.values())  # the paper has no digits
 
 
-@pytest.mark.parametrize("name", experiment.names())
-def test_every_config_finds_the_figures_of_the_paper(name: str) -> None:
-    full = Experiment.load(name)
-    columns = {column: {"accuracy": float(i)} for i, column in enumerate(full.methods)}
-    runs = [{"cell": cell, "seed": seed, "columns": columns} for cell in full.cells for seed in (0, 1)]
-    table = summarise(full, {"runs": runs})
-    assert [cell for cell, _ in table] == list(full.cells)
-    published = []
-    if full.paper:  # what is past the paper has no figures there
-        published = json.loads((experiment.folder() / "paper.json").read_text())[full.paper["table"]]["columns"]
-    aliases = full.paper.get("columns", {})
-    for cell, figures in table:
-        stands_there = name.startswith("table-4") or cell["init"] == "same"  # Table 1 is of one initialisation
-        for column, figure in figures.items():
-            assert (figure.mean, figure.seeds) == (columns[column]["accuracy"], 2)
-            assert (figure.paper is not None) == (stands_there and aliases.get(column, column) in published), (
-                cell,
-                column,
-            )
-
-
-@pytest.mark.parametrize(
-    ("name", "cell", "published"),
-    [
-        ("table-1", {"clients": 5, "beta": 0.01, "init": "same"}, 80.31),
-        ("table-4-mlp", {"clients": 2, "beta": 0.01, "init": "different"}, 84.49),
-    ],
-)
-def test_the_figures_are_those_printed(name: str, cell: dict[str, Any], published: float) -> None:
-    one = replace(Experiment.load(name), methods={"ma-echo": {"method": "ma-echo"}}, cells=(cell,))
-    run = {"cell": cell, "seed": 0, "columns": {"ma-echo": {"accuracy": 50.0}}}
-    ((_, figures),) = summarise(one, {"runs": [run]})
-    assert figures["ma-echo"].paper == published
-
-
-CONFIG = """
-title = "Mine"
-data = "digits"
-network = "digits-mlp"
-seeds = [0]
-cells = [{ clients = 2, beta = 0.5, init = "same" }]
-
-[training]
-epochs = 1
-
-[methods]
-ma-echo = { method = "ma-echo" }
-ensemble = { method = "ensemble", by = "logits" }
-"""
-MISTAKES = {
-    "no TOML": ('title = "Mine"', "title: Mine", "TOML"),
-    "no title": ("title", "titel", "title"),
-    "cell without clients": ("clients = 2, ", "", "clients"),
-    "unknown initialisation": ('"same"', '"sane"', "sane"),
-    "unknown setting": ("epochs", "epoch", "epoch"),
-    "bad setting": ("epochs = 1", "epochs = 0", "at least 1, got 0"),
-    "misspelt section": ("[training]", "[trainings]", "trainings"),
-    "no method": ('{ method = "ma-echo" }', "{ steps = 3 }", "method"),
-    "unknown method": ('"ma-echo"', '"ma-ecco"', "ma-ecco"),
-    "bad option": ('"ma-echo" }', '"ma-echo", steps = -1 }', "at least 0, got -1"),
-    "draws where none are": (
-        '"ma-echo" }',
-        '"echo-relay", draws = 3 }',
-        "'draws': with rounds='all' no inputs are drawn",
-    ),
-    "bad ensemble": ('"logits"', '"votes"', "votes"),
-}
-
-
 def test_a_config_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CONFIG)
     assert len(reproduce(Experiment.load(str(tmp_path / "mine.toml")), tmp_path)["runs"]) == 1
-
-
-@pytest.mark.parametrize(("right", "wrong", "part"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_in_a_config_is_found_when_it_is_read(tmp_path: Path, right: str, wrong: str, part: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(CONFIG.replace(right, wrong, 1))
-    with pytest.raises(UploadError) as caught:
-        Experiment.load(str(path))
-    assert str(path) in str(caught.value)
-    assert part in str(caught.value)
 
 
 def test_a_bare_machine_reproduces_too(
@@ -403,11 +328,6 @@ def test_a_bare_machine_reproduces_too(
     (run,) = json.loads((tmp_path / "mine.json").read_text())["runs"]
     assert list(run["columns"]) == ["ensemble"]
     assert "| 2 | 0.5 | same |" in capsys.readouterr().out
-
-
-def test_an_experiment_that_is_not_there() -> None:
-    with pytest.raises(UploadError, match=r"one of .*table-1.* or the path of a \.toml file, got 'table-99'"):
-        Experiment.load("table-99")
 
 
 def test_an_installed_package_writes_into_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

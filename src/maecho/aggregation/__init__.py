@@ -18,11 +18,12 @@ from maecho.aggregation.fisher import Fisher
 from maecho.aggregation.kronecker import Kronecker
 from maecho.aggregation.ma_echo import Iteration, MAEcho
 from maecho.aggregation.matching import PFNM, FedMA
+from maecho.aggregation.method import Guide, Method
 from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.aggregation.regmean import RegMean
 from maecho.errors import UploadError
 from maecho.upload.cohort import Cohort, Source
-from maecho.upload.merged import Merged, Method, make_recipe
+from maecho.upload.merged import Merged, make_recipe
 
 METHODS: dict[str, Method] = {
     "fedavg": FedAvg(),
@@ -49,6 +50,7 @@ __all__ = [
     "FedAvg",
     "FedMA",
     "Fisher",
+    "Guide",
     "Iteration",
     "Kronecker",
     "MAEcho",

@@ -2,39 +2,55 @@
 
     min_W  Σ_i ‖X_i Wᵀ − Y_i‖² + γ ‖W‖²   =>   W = (Σ_i Y_iᵀ X_i) (Σ_i X_iᵀ X_i + γI)⁻¹
 
-(He et al., CVPR 2025) with X_i the inputs of the last layer, a bias being one more that is always 1, and Y_i the labels
-as unit rows. The sums do not see who holds which example, so any split of the data gives the same head as all of it in
-one place. For that all clients must share everything before the head: a frozen, pretrained backbone.
+(He et al., CVPR 2025.) X_i are the inputs of the last layer, with a bias as one more input that is always 1; Y_i are
+the labels as unit rows. The sums do not depend on who holds which example, so any split of the data gives the same head
+as all of it in one place. For that all clients must share everything before the head: a frozen, pretrained backbone.
 
-It is exact for uploads made with `rank=None`; others carry a Gram that is cut to its leading directions. Then labels
-are regressed on each client's inputs in those directions alone: Y_iᵀ X_i is projected on them too, for left as it is it
-would be divided by γ in the directions that the Gram has lost.
+The head is exact for uploads made with `rank=None`. Other uploads carry a Gram that is cut to its leading directions.
+Then Y_iᵀ X_i is projected on these directions too: otherwise it would be divided by γ in the directions that the Gram
+has lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
 from maecho.linalg.symmetric import Total, add_into
 from maecho.options import NOT_NEGATIVE, number, one_of
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)
 class AFL:
-    """Args:
-    ridge: γ, as a share of the mean eigenvalue of Σ XᵀX. The default is well above what float32 uploads round away; 0
-        is least squares (of the smallest norm, where there are several).
-    backbone: what comes before the head must be "shared" by all clients, or is made the "average": then the head was
-        fitted to other inputs than it will see.
+    """A new head for a backbone that all clients share.
+
+    Args:
+        ridge: γ, as a share of the mean eigenvalue of Σ XᵀX. The default is well above what float32 uploads round away.
+            0 is least squares (the solution of smallest norm, if there are several).
+        backbone: what stands before the head must be "shared" by all clients, or the "average" is taken. The head was
+            fitted to other inputs than those that an average gives it.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "fits a new head by ridge regression to the labels; it is exactly the head that all data in one place"
+            " would give"
+        ),
+        uploads="Grams and `targets`, with `rank=None` to be exact",
+        different="the backbone must be shared",
+        convolutions="yes",
+        residual="yes",
+        cost="one solve; memory of one upload",
+        when="clients that share a frozen, pretrained backbone",
+    )
 
     ridge: float = 1e-3
     backbone: Literal["shared", "average"] = "shared"

@@ -1,4 +1,4 @@
-"""Averages: FedAvg, what every method does with parameters that have no input matrix, and the class-aware head.
+"""Averages: FedAvg, the class-aware head, and the mean that every method takes of parameters without an input matrix.
 
     W = Σ_i p_i W_i,    p_i = n_i / Σ n  or  1/N
 
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
 from maecho.options import one_of
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 HOLDS = 2
-"""Examples from which on a client holds a class: the release does not count a single one."""
+"""A client holds a class if it has this many examples of it: the release does not count a single one."""
 
 
 class Mean:
@@ -91,6 +92,19 @@ class FedAvg:
         weighting: by number of "examples", or "uniform".
         head: the last layer as an "average" like the rest, or "class-aware" (the release's baseline).
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "averages the models, by number of examples or uniformly; `head=class-aware` averages each class's "
+            "row over the clients that have the class"
+        ),
+        uploads="nothing (class counts for that head)",
+        different="no",
+        convolutions="yes",
+        residual="yes",
+        cost="one pass; memory of one upload",
+        when="as the baseline, or for models that are nearly alike",
+    )
 
     weighting: Literal["examples", "uniform"] = "examples"
     head: Literal["average", "class-aware"] = "average"

@@ -1,21 +1,22 @@
-"""echo-chain: the merged network fitted layer after layer to what the clients' layers do, on inputs drawn from what the
-clients told of theirs.
+"""echo-chain: the merged network fitted layer after layer to the outputs of the clients' layers, on drawn inputs.
 
     W_l = argmin_W  Σ_i Σ ‖W h − z_i‖² + ε ‖W − W̄_l‖²,   l = 1 … L
 
-with h the merged network's own input to layer l, so that what earlier layers lost is made up for, and z_i what client
-i's layer gives out for the same sample. One shot, no data, no training: echo-relay with the clients played by the
-server.
+h is the merged network's own input to layer l, so every layer repairs what the layers before it lost; z_i is the output
+of client i's layer for the same sample. The inputs are drawn from the moments in the uploads. One shot, no data, no
+training: this is echo-relay with clients that the server plays itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import nn
 
+from maecho.aggregation.method import Guide
 from maecho.echo.fit import Head, Regression
 from maecho.echo.players import Drawing
 from maecho.echo.server import RelayServer
@@ -29,17 +30,35 @@ from maecho.upload.upload import Upload
 
 @dataclass(frozen=True)
 class EchoChain:
-    """Args:
-    ridge: how strongly the fit is held to the average; see Regression.
-    head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda".
-    pull: how far fully connected layers are fitted to the class means of z instead of z, in [0, 1]; see Regression.
-    draws: how many inputs are drawn in all, shared out by examples.
-    chunk: how many are held at a time.
-    seed: of the draws.
-    features: whether inputs are put right by what uploads say of features, where they say something; see Correction.
-    noise: what inputs are made of: "leaves" gives images edges, "gaussian" none; see leaves.py.
-    model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
+    """Layer by layer regression on drawn inputs.
+
+    Args:
+        ridge: how strongly the fit is held to the average; see Regression.
+        head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda".
+        pull: how far fully connected layers are fitted to the class means of z instead of z, in [0, 1]; see Regression.
+        draws: how many inputs are drawn in all, divided among clients by their examples.
+        chunk: how many of them are held at a time.
+        seed: of the draws.
+        features: whether features of drawn inputs are corrected if uploads carry features; see Correction.
+        noise: what inputs are made of. "leaves" gives images edges, "gaussian" does not; see synthesis/leaves.py.
+        model: the network that the uploads are weights of. Its own weights do not matter, and it is not changed.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "fits layer after layer to the clients' layers, on drawn inputs that have passed through the merged "
+            "layers before"
+        ),
+        uploads="moments of the raw inputs, better with features; the server needs the network itself (`model=`)",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost=(
+            "seconds (for CNNs on a CPU minutes); memory of one upload, a chunk of inputs and, with features, up "
+            "to 1 GiB"
+        ),
+        when="to get the best model in one shot; `maecho.relay` goes on from it with more rounds",
+    )
 
     ridge: float = Regression.ridge
     head: Head = Regression.head

@@ -3,9 +3,9 @@
     generator:  min_G  CE(D(x), y) + λ1 L_BN(x) − λ2 ω KL(D(x) ‖ f(x)),    x = G(z),  D = mean of the clients' logits
     student:    min_f  KL(D(x) ‖ f(x))
 
-with ω = 1 where the student f and the ensemble D decide differently, else 0 (Zhang et al., NeurIPS 2022). As in the
-release every epoch starts a generator anew, for one batch of noise (trained along) and of random labels; the inputs of
-its best step join a pool, and the student learns from all of the pool. The only method here that trains on the server.
+ω is 1 where the student f and the ensemble D decide differently, else 0 (Zhang et al., NeurIPS 2022). As in the release
+every epoch starts a new generator for one batch of noise, which is trained too, and of random labels. The inputs of its
+best step join a pool, and the student learns from the whole pool. No other method here trains on the server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,14 @@ from torch.nn import functional
 
 from maecho import devices
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
 from maecho.randomness import global_seed
 from maecho.synthesis.generator import NOISE, Generator, Standardised, Teachers, boundary_support, divergence, logits
 from maecho.upload.cohort import Cohort
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.skeleton import skeleton
 from maecho.upload.upload import Upload
 
@@ -35,12 +36,14 @@ GENERATOR_RATE, GENERATOR_BETAS = 1e-3, (0.5, 0.999)
 """Of Adam, as in the release."""
 MOMENTUM = 0.9
 LARGEST_GRADIENT = 10.0
-"""A longer one of the student is cut to this: inputs on a large scale would throw it out in one step."""
+"""A longer gradient of the student is cut to this length: with inputs on a large scale one step could ruin it."""
 
 
 @dataclass(frozen=True)
 class DENSE:
-    """The defaults are a budget of a minute or so on a CPU. The paper's is `epochs=200, generator_steps=30` with the
+    """Distillation of the clients' ensemble, on the server.
+
+    The defaults take about a minute on a CPU. The paper's budget is `epochs=200, generator_steps=30`, with the
     release's `batch_size=256, width=64`, for a GPU.
 
     Args:
@@ -63,8 +66,20 @@ class DENSE:
             "unit": a sigmoid, for pixels in [0, 1], as in the release. The last two use nothing of the clients' data.
         seed: of all that is random.
         device: where to train, e.g. "cpu"; by default CUDA if there is one. The result is where the uploads are.
-        model: the network that the uploads are weights of, its own weights being of no matter. Left as it is.
+        model: the network that the uploads are weights of. Its own weights do not matter, and it is not changed.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "trains on the server: a generator against the ensemble of the clients, then one model on what it generates"
+        ),
+        uploads="moments, or only `input_shape=`; the server needs the network itself (`model=`)",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost="a minute on a CPU with the small budget, minutes on a GPU with the paper's; memory of all models",
+        when="training on the server is allowed and the ensemble is good",
+    )
 
     epochs: int = 20
     generator_steps: int = 15

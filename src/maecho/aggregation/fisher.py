@@ -2,34 +2,48 @@
 
     min_W  Σ_i Σ_k F_ik (W_k − W_ik)²   =>   W = (Σ_i F_i ∘ W_i + ε W̄) / (Σ_i F_i + ε)
 
-(Matena and Raffel, NeurIPS 2022), with F_i the diagonal of client i's Fisher information, W̄ the average and ε a pull
-towards it. F_i is a sum over the client's examples, not a mean: so the sum over clients is the precision of the product
-of their Laplace posteriors, and a client with twice the examples counts twice. Only sums over clients are kept.
+(Matena and Raffel, NeurIPS 2022.) F_i is the diagonal of client i's Fisher information, W̄ the average, ε a pull towards
+it. F_i is a sum over the client's examples, not a mean. So the sum over clients is the precision of the product of
+their Laplace posteriors, and a client with twice the examples counts twice. Only sums over clients are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
 from maecho.options import NOT_NEGATIVE, number, one_of
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)
 class Fisher:
-    """Args:
-    ridge: ε, the pull towards the average, as a share of the mean entry of Σ F_i in the same tensor. 0: the average
-        stands only where no client has information.
-    weighting: by number of "examples", or "uniform": F_i as a mean over the client's examples, as in the paper.
+    """The average of every weight, weighted by Fisher information.
+
+    Args:
+        ridge: ε, the pull towards the average, as a share of the mean entry of Σ F_i in the same tensor. 0: the average
+            stands only where no client has information.
+        weighting: by number of "examples", or "uniform": F_i is then a mean over the client's examples, as in the
+            paper.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="averages every single weight by how much it matters to each client's answers",
+        uploads="`fisher`, as large as the weights (needs backward passes at the client)",
+        different="no",
+        convolutions="yes",
+        residual="yes",
+        cost="one pass; memory of one upload",
+        when="models from one initialisation; networks with many parameters that are not matrices",
+    )
 
     ridge: float = 1e-3
     weighting: Literal["examples", "uniform"] = "examples"

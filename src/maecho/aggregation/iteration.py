@@ -155,13 +155,13 @@ class SharedEcho:
             share = steps.pull / len(self._local)
         else:
             D, share = D * steps.alpha(U.gram(D)).to(D)[U.owner], steps.pull
-        self._H.add_(D, alpha=share)  # Eq. (grad): W ← W + η D
+        self._H.add_(D, alpha=share)  # Eq. (7): W ← W + η D
         through = U.through(D)
         if self._apart is not None:
             self._apart.sub_(through, alpha=share)
             self._c, self._sigma, self._F = 0.0, 1.0, self._H
             self._gap = self._apart * U.s * steps.hold
-            self._L = -self._gap  # Eq. (sec)
+            self._L = -self._gap  # Eq. (11)
             return
         self._gap.sub_(through, alpha=share)
         keep = 1 - steps.follow

@@ -2,18 +2,18 @@
 
     min_W  Σ_i tr[(W − W_i)ᵀ B_i (W − W_i) A_i] / n_i   =>   Σ_i B_i W A_i / n_i = Σ_i B_i W_i A_i / n_i
 
-(FedLPA: Liu et al., NeurIPS 2024; FedFisher: Jhunjhunwala et al., AISTATS 2024) with A_i = Σ x xᵀ over the inputs of
-the layer and B_i = Σ g gᵀ over the gradients of log p(y|x) at its outputs, both over the client's n_i examples. If x
-and g are independent, the client's Fisher information is Σ xxᵀ ⊗ ggᵀ ≈ n_i (A_i/n_i) ⊗ (B_i/n_i) = A_i ⊗ B_i / n_i.
-That division keeps the Fisher a sum over examples: a client with twice the data counts twice, where A_i ⊗ B_i would
-count it four times. With B_i = n_i I it is RegMean.
+(FedLPA: Liu et al., NeurIPS 2024; FedFisher: Jhunjhunwala et al., AISTATS 2024.) A_i = Σ x xᵀ runs over the inputs of
+the layer, B_i = Σ g gᵀ over the gradients of log p(y|x) at its outputs, both over the client's n_i examples. If x and g
+are independent, the client's Fisher information is Σ xxᵀ ⊗ ggᵀ ≈ n_i (A_i/n_i) ⊗ (B_i/n_i) = A_i ⊗ B_i / n_i. That
+division keeps the Fisher information a sum over examples: a client with twice the data counts twice, where A_i ⊗ B_i
+would count it four times. With B_i = n_i I it is RegMean.
 
-Both factors of a client are damped, A_i + aI and B_i + bI: eigenvalues of A ⊗ B reach down to the product of those of A
-and B, far below what float32 statistics can tell from 0. FedLPA's release adds 1 to the means over examples, which are
-A_i / n_i and B_i / n_i. That much makes every client hold on to its own weights, with its n_i, in every direction, so
-the average stands where no client has information; and a sure model, whose gradients are small, still counts by its
-inputs.
-There is no closed form for more than one client: `conjugate.py` solves it, from the average.
+Both factors of a client are damped, A_i + aI and B_i + bI: the smallest eigenvalues of A ⊗ B are products of those of A
+and B, far below what float32 statistics can tell from 0. FedLPA's release adds 1 to the means over examples, A_i / n_i
+and B_i / n_i. So every client holds on to its own weights in every direction, in proportion to n_i. Where no client has
+information the average stands, and a sure model, whose gradients are small, still counts by its inputs.
+
+There is no closed form for more than one client: `linalg/sylvester.py` solves the equation, starting from the average.
 """
 
 from __future__ import annotations
@@ -21,30 +21,44 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.sylvester import Sylvester
 from maecho.linalg.symmetric import Diagonal
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)
 class Kronecker:
-    """Args:
-    damping: "released", 1 on the means over examples; or a and b as a share of the mean eigenvalue of A_i and of B_i.
-    ridge: a further pull towards the average, as a share of the mean eigenvalue of the damped Σ A_i ⊗ B_i / n_i. It
-        holds where inputs are so large that a damping of 1 is nothing beside them.
-    weighting: by number of "examples", or "uniform": every client's Fisher as a mean over its examples.
-    tolerance: conjugate gradients stop when the residual is this share of the one at the average.
-    iterations: or after this many steps, with a warning that says how far they came.
+    """RegMean with both factors of the Fisher information.
+
+    Args:
+        damping: "released" adds 1 to the means over examples. A number: a and b as a share of the mean eigenvalue of
+            A_i and of B_i.
+        ridge: a further pull towards the average, as a share of the mean eigenvalue of the damped Σ A_i ⊗ B_i / n_i. It
+            helps where inputs are so large that a damping of 1 is nothing beside them.
+        weighting: by number of "examples", or "uniform": every client's Fisher information is a mean over its examples.
+        tolerance: conjugate gradients stop when the residual is this share of the one at the average.
+        iterations: or after this many steps, with a warning that says how far they came.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="works as `regmean` and also weighs outputs: A ⊗ B of inputs and of gradients (FedLPA, FedFisher)",
+        uploads="Grams and `gradients` (needs backward passes at the client)",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost="conjugate gradients, seconds to minutes; memory of all uploads",
+        when="few classes a client",
+    )
 
     damping: float | Literal["released"] = "released"
     ridge: float = 1e-3

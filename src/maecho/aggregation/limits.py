@@ -1,7 +1,7 @@
 """Where MA-Echo's iterations end, in closed form: one solve a layer, and only sums over clients.
 
-With uniform α and no Norm the steps of `echo.Steps` are linear and keep W + (ω/N) Σ V_i (K_i − P_i) constant, where
-K_i = P_i (κI − ρP_i)⁻¹ and ω is the pull. All V_i end at W, so
+With uniform α and no Norm the steps of `iteration.Steps` are linear and keep W + (ω/N) Σ V_i (K_i − P_i) constant,
+where K_i = P_i (κI − ρP_i)⁻¹ and ω is the pull. All V_i end at W, so
 
     W∞ = [W⁰ (I − ω P̄) + (ω/N) Σ W_i K_i] [I − ω P̄ + (ω/N) Σ K_i]⁻¹
 
@@ -21,7 +21,7 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal, Total, add_into
 
 CLOSEST = 1e-9
-"""How near an eigenvalue of a projector may come to 1: there K is infinite, which stands for "exactly this client"."""
+"""How near to 1 an eigenvalue of a projector may come. At 1 K is infinite: the layer must be exactly this client's."""
 
 
 class Limit:

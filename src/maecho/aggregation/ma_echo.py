@@ -1,6 +1,6 @@
 """MA-Echo: one model close to all clients' models wherever they have data.
 
-    min_{W, V_i}  [‖(W − V_1) P_1‖², …, ‖(W − V_N) P_N‖²]    s.t. V_i as good as W_i for client i        Eq. (mom3)
+    min_{W, V_i}  [‖(W − V_1) P_1‖², …, ‖(W − V_N) P_N‖²]    s.t. V_i as good as W_i for client i        Eq. (4)
 
 (Su, Li, Xue, Neural Networks 2023.) What is printed, what the authors released and what their equations imply differ;
 all three are here as `form`, and the released one, which reaches the paper's numbers, is the default.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,13 +18,14 @@ from torch import Tensor
 from maecho.aggregation.average import ClassAwareHead, Mean
 from maecho.aggregation.iteration import Echo, Steps, echo
 from maecho.aggregation.limits import Limit
+from maecho.aggregation.method import Guide, assemble
 from maecho.linalg.spectra import Spectrum, projector
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer
 from maecho.options import POSITIVE, number, one_of
 from maecho.progress import track
 from maecho.upload.cohort import Cohort
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
@@ -42,24 +43,36 @@ class Iteration:
 
 @dataclass(frozen=True)
 class MAEcho:
-    """Args:
-    form: "released" (the authors' code), "printed" (Algorithm 1) or "anchored" (V_i anew from W_i in every step).
-    steps: τ. None: as released, 60, or 300 for a network with convolutions.
-    step_size: λ of the released form, η of the others. None: as released, 1.6, or 0.05 with convolutions; 0.5 for the
-        other forms, for which the paper gives none.
-    normalise: Norm, each row of a client's step at unit length. None: as released, with convolutions only.
-    mu: μ, how firmly V_i holds to what W_i does on its own data (printed and anchored forms).
-    alpha: weights of the clients: "uniform", or "qp" for Eq. (svm), which prefers clients with small gradients.
-    cap: C, the largest weight that the quadratic program may give.
-    projector: "batch-mean" (the release's recursion) or "exact" (G (G + zI)⁻¹). None: as the form has it.
-    damping: z of the exact projector, as a share of the mean eigenvalue of G.
-    solver: "iterate", or "limit" for where the iteration ends (uniform alpha, no Norm).
-    start: W⁰: "average", "random", or the name of a client.
-    seed: of the random start.
-    head: the last layer "class-aware" (not iterated; each class's row averaged over the clients that have the class) or
-        "iterate" like the rest. None: class-aware in the released form where uploads count classes.
-    watch: called with an `Iteration` before the first step and after each.
+    """The paper's method, in three forms.
+
+    Args:
+        form: "released" (the authors' code), "printed" (Algorithm 1) or "anchored" (V_i anew from W_i in every step).
+        steps: τ. None: as released, 60, or 300 for a network with convolutions.
+        step_size: λ of the released form, η of the others. None: as released, 1.6, or 0.05 with convolutions; 0.5 for
+            the other forms, for which the paper gives none.
+        normalise: Norm, each row of a client's step at unit length. None: as released, with convolutions only.
+        mu: μ, how firmly V_i holds to what W_i does on its own data (printed and anchored forms).
+        alpha: weights of the clients: "uniform", or "qp" for Eq. (6), which prefers clients with small gradients.
+        cap: C, the largest weight that the quadratic program may give.
+        projector: "batch-mean" (the release's recursion) or "exact" (G (G + zI)⁻¹). None: as the form has it.
+        damping: z of the exact projector, as a share of the mean eigenvalue of G.
+        solver: "iterate", or "limit" for where the iteration ends (uniform alpha, no Norm).
+        start: W⁰: "average", "random", or the name of a client.
+        seed: of the random start.
+        head: the last layer "class-aware" (not iterated; each class's row averaged over the clients that have the
+            class) or "iterate" like the rest. None: class-aware in the released form where uploads count classes.
+        watch: called with an `Iteration` before the first step and after each.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="moves all models towards each other, each only in directions in which its own data have no inputs",
+        uploads="projectors (or Grams); class counts if there are any",
+        different="MLPs yes, CNNs less",
+        convolutions="yes",
+        residual="yes",
+        cost="seconds; memory of all uploads, of one with `solver=limit`",
+        when="to use the paper's method",
+    )
 
     form: Literal["released", "printed", "anchored"] = "released"
     steps: int | None = None

@@ -1,4 +1,4 @@
-"""Matched averaging: neurons of all clients assigned to common ones, and what is assigned alike is averaged.
+"""Matched averaging: the neurons of all clients are assigned to common ones, and neurons of one assignment averaged.
 
 The Beta-Bernoulli process of Yurochkin et al. (PFNM, ICML 2019): global neurons θ ~ N(0, σ0²), each client has some of
 them with noise N(0, σ²), and how many there are is up to the data. With the assignments of all other clients fixed,
@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from maecho.aggregation.method import Guide
 from maecho.alignment.transport import Alignment, rows_of
 from maecho.errors import UploadError
 from maecho.network.spaces import Space, carry
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 SWEEPS = 10
-"""Turns that every client gets at most; assignments mostly settle in two or three."""
+"""The most turns that a client gets. Assignments mostly settle after two or three."""
 
 
 def assign(
     neurons: Sequence[Float[np.ndarray, "own features"]], sigma0: float, sigma: float, gamma: float, most: int
 ) -> list[Int[np.ndarray, " own"]]:
-    """For every client the global neuron of each of its own; at most `most` global ones."""
+    """For every client the global neuron of each of its neurons. There are at most `most` global ones."""
     from scipy.optimize import linear_sum_assignment
 
     J, features = len(neurons), neurons[0].shape[1]
@@ -57,7 +58,7 @@ def assign(
                 sums, counts = sums[keep], counts[keep]
             gain = _gains(own, sums, counts, J, sigma0, sigma, gamma, min(len(own), max(0, most - len(counts))))
             _, chosen = linear_sum_assignment(gain, maximize=True)
-            # New ones are alike, so they are numbered as the client has them: the first client keeps its order.
+            # New neurons are all alike, so they are numbered in the client's order: the first client keeps its own.
             fresh = np.flatnonzero(chosen >= len(counts))
             chosen[fresh] = len(counts) + np.arange(len(fresh))
             sums = np.vstack([sums, np.zeros((len(fresh), features))])
@@ -98,6 +99,16 @@ class FedMA(Alignment):
         gamma: the larger, the more neurons the global layers have.
         growth: how many times as wide as the clients' a global layer may get; 1 keeps the architecture.
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="matches neurons as `pfnm` does, at every kind of layer that allows it; by default widths stay",
+        uploads="neuron spaces (found by tracing)",
+        different="with similar data",
+        convolutions="yes",
+        residual="yes",
+        cost="seconds; memory of all uploads",
+        when="as `ot`, with more than two clients and none whose order should count",
+    )
 
     sigma0: float = 1.0
     sigma: float = 1.0
@@ -183,6 +194,19 @@ class FedMA(Alignment):
 @dataclass(frozen=True)
 class PFNM(FedMA):
     """Probabilistic federated neural matching, for fully connected networks; global layers may grow."""
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "assigns the neurons of all clients to common neurons, as many as the data ask for, then averages; "
+            "the network may grow"
+        ),
+        uploads="neuron spaces (found by tracing)",
+        different="yes, by growing",
+        convolutions="no",
+        residual="no",
+        cost="seconds; memory of all uploads",
+        when="MLPs, if a wider network is welcome",
+    )
 
     growth: float = 2.0
 

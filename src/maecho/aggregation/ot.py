@@ -1,7 +1,7 @@
 """Fusion by optimal transport, alone and before MA-Echo.
 
-`ot`: all clients brought into the order of one by transport of their neurons, then averaged (Singh and Jaggi, 2020).
-`ma-echo+ot`: the same, then MA-Echo with the statistics in that order too (the paper's section on neuron matching).
+`ot` brings all clients into the order of one by transport of their neurons, then averages (Singh and Jaggi, 2020).
+`ma-echo+ot` does the same, with the statistics too, then runs MA-Echo (the paper's section on neuron matching).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from maecho.aggregation.average import FedAvg
 from maecho.aggregation.ma_echo import MAEcho
+from maecho.aggregation.method import Guide
 from maecho.alignment.transport import Alignment
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
@@ -25,6 +26,19 @@ class OT(Alignment):
         weighting: "uniform" as in the paper, or by number of "examples".
         head: the last layer as an "average" like the rest, or "class-aware" (the MA-Echo release's).
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does=(
+            "brings the neurons of all clients into one client's order by optimal transport, then averages; it "
+            "compares weights, or activations on drawn inputs"
+        ),
+        uploads="neuron spaces (found by tracing); for activations moments and `model=`",
+        different="with similar data",
+        convolutions="yes",
+        residual="yes",
+        cost="seconds; memory of all uploads",
+        when="different initialisations and similar data",
+    )
 
     weighting: Literal["examples", "uniform"] = "uniform"
     head: Literal["average", "class-aware"] = "average"
@@ -44,6 +58,16 @@ class OT(Alignment):
 @dataclass(frozen=True)
 class MAEchoOT(MAEcho, Alignment):
     """Align, then MA-Echo; the options of both. `seed` is of all that is random in either."""
+
+    guide: ClassVar[Guide] = Guide(
+        does="brings the neurons of all clients into one order as `ot` does, then runs `ma-echo`",
+        uploads="projectors (or Grams); neuron spaces (found by tracing)",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost="seconds; memory of all uploads",
+        when="as `ma-echo`, if clients started from different initialisations",
+    )
 
     _name: ClassVar[str] = "ma-echo+ot"
 

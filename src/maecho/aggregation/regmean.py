@@ -2,31 +2,45 @@
 
     min_W  Σ_i ‖(W − W_i) X_iᵀ‖²   =>   W = (Σ_i W_i G_i) (Σ_i G_i)⁻¹,    G_i = X_iᵀ X_i
 
-(Jin et al., ICLR 2023), with a ridge towards the average, and off-diagonal entries of G_i shrunk as in the paper. Only
-sums over clients are kept.
+(Jin et al., ICLR 2023.) A ridge pulls towards the average, and off-diagonal entries of G_i may be shrunk as in the
+paper. Only sums over clients are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
+from maecho.aggregation.method import Guide, assemble
 from maecho.linalg.symmetric import Total, add_into
 from maecho.options import NOT_NEGATIVE, number
-from maecho.upload.merged import Merged, assemble
+from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
 @dataclass(frozen=True)
 class RegMean:
-    """Args:
-    ridge: pull towards the average, as a share of the mean eigenvalue of Σ G_i. 0: the average stands only where no
-        client has inputs.
-    shrink: what off-diagonal entries of the Grams are multiplied with, in [0, 1].
+    """Least squares on all clients' inputs, layer by layer.
+
+    Args:
+        ridge: pull towards the average, as a share of the mean eigenvalue of Σ G_i. 0: the average stands only where no
+            client has inputs.
+        shrink: the factor of off-diagonal entries of the Grams, in [0, 1].
     """
+
+    guide: ClassVar[Guide] = Guide(
+        does="finds the layer that is closest to every client's layer on that client's own inputs, in closed form",
+        uploads="Grams",
+        different="yes",
+        convolutions="yes",
+        residual="yes",
+        cost="one solve a layer; memory of one upload",
+        when="first, if the server does not have the network itself",
+    )
 
     ridge: float = 1e-3
     shrink: float = 1.0

@@ -16,14 +16,15 @@ import typer
 
 from maecho._version import __version__
 from maecho.aggregation import METHODS, aggregate, choose
-from maecho.aggregation.guide import GUIDES
 from maecho.cli import console
 from maecho.cli import factories as named
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
-from maecho.lab import ladder, plots
-from maecho.lab.experiment import Experiment, markdown, names, results_path, summarise
+from maecho.lab import plots
+from maecho.lab.experiment import Experiment, names
+from maecho.lab.results import results_path
 from maecho.lab.runs import reproduce
+from maecho.lab.tables import ladders, markdown, summarise
 from maecho.privacy import Privacy
 from maecho.statistics import STATISTICS
 from maecho.upload import inspection
@@ -252,14 +253,14 @@ def methods(as_json: Json = False) -> None:
     if as_json:
         console.print_json(
             {
-                name: {"needs": sorted(m.needs), **dataclasses.asdict(GUIDES[name]), "options": _defaults(m)}
-                | ({"ladder": [dataclasses.asdict(one) for one in ladder.ladders()]} if name == "echo-chain" else {})
+                name: {"needs": sorted(m.needs), **dataclasses.asdict(m.guide), "options": _defaults(m)}
+                | ({"ladder": [dataclasses.asdict(one) for one in ladders()]} if name == "echo-chain" else {})
                 for name, m in METHODS.items()
             }
         )
     else:
-        console.show_methods({name: _defaults(m) for name, m in METHODS.items()})
-        console.show_ladders(ladder.ladders())
+        console.show_methods({name: (m.guide, _defaults(m)) for name, m in METHODS.items()})
+        console.show_ladders(ladders())
 
 
 @app.command("reproduce")

@@ -14,32 +14,24 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from maecho.aggregation import Merged
-from maecho.aggregation.guide import GUIDES
+from maecho.aggregation import Guide, Merged
 from maecho.evaluation import Evaluation
-from maecho.lab.ladder import Ladder
+from maecho.formatting import size
+from maecho.lab.tables import Ladder
 from maecho.progress import stderr
 from maecho.upload import inspection
 from maecho.upload.upload import Upload
 
 if TYPE_CHECKING:
     from maecho.lab.demo import Demo
-    from maecho.lab.experiment import Experiment, Figure
+    from maecho.lab.experiment import Experiment
+    from maecho.lab.tables import Figure
 
 out = Console()
 
 
 def print_json(content: Any) -> None:
     print(json.dumps(content, indent=1, default=str))
-
-
-def size(number: float) -> str:
-    """Bytes as people say them."""
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} GB"
 
 
 def show_demo(demo: Demo, folder: Path) -> None:
@@ -112,10 +104,9 @@ def show_evaluation(found: Evaluation, what: str) -> None:
     out.print(table)
 
 
-def show_methods(methods: Mapping[str, Mapping[str, Any]]) -> None:
+def show_methods(methods: Mapping[str, tuple[Guide, Mapping[str, Any]]]) -> None:
     """What each does, needs and costs, and its options with their defaults."""
-    for name, defaults in methods.items():
-        guide = GUIDES[name]
+    for name, (guide, defaults) in methods.items():
         drawn = Table(title=name, title_justify="left", title_style="bold", show_header=False)
         drawn.add_column(no_wrap=True)
         drawn.add_column()

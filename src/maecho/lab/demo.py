@@ -22,7 +22,7 @@ from maecho.upload.upload import Upload
 
 NETWORK = "digits-mlp"
 TRAINING = LocalTraining(epochs=60, learning_rate=0.05, momentum=0.5, batch_size=16)
-"""Long enough for every client to fit its own data; small batches, since the projector has one direction a batch."""
+"""Enough epochs for every client to fit its own data. A projector has one direction a batch, so batches are small."""
 
 MERGED = ("fedavg", "ma-echo", "regmean", "echo-chain")
 
@@ -35,12 +35,12 @@ class Row:
     accuracy: float
     seconds: float
     file: str | None
-    """The merged model, where there is one."""
+    """The merged model's, if there is one."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What a demo did."""
+    """The uploads that a demo made, and how good the models are."""
 
     uploads: tuple[str, ...]
     upload_bytes: tuple[int, ...]
@@ -49,7 +49,7 @@ class Demo:
 
 
 def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progress: bool | None = None) -> Demo:
-    """Split, train, upload, merge, compare; every file under `out`."""
+    """Split the digits, train the clients, upload, merge and compare. Every file is written under `out`."""
     digits = data.digits()
     parts = partition.dirichlet(digits.y_train.numpy(), clients, beta, np.random.default_rng(seed))
     rng = torch.Generator().manual_seed(seed)

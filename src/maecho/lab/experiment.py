@@ -1,9 +1,7 @@
-"""One config of `experiments/`: a table or figure of the paper as data, and the table that its results make."""
+"""One config of `experiments/`: a table or figure of the paper as data, and what each of its columns asks for."""
 
 from __future__ import annotations
 
-import json
-import statistics
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -19,10 +17,35 @@ from maecho.lab.training import LocalTraining
 Cell = Mapping[str, Any]
 
 CHECKOUT = Path(__file__).resolve().parents[3] / "experiments"
-"""Where the configs and results are in a checkout; in an installed package there is no such folder."""
+"""The folder of configs and results in a checkout. An installed package has no such folder."""
 
 NOT_METHODS = ("local", "ensemble", "echo-relay")
 """Columns that need the clients' own models (and data): evaluations of them, and the protocol in many rounds."""
+
+
+VIEWS = ("table", "uploads", "ladder")
+"""How docs/results.md can show results: a row a cell, a row a column with what is uploaded, or round by round."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What docs/results.md says about an experiment."""
+
+    heading: str = ""
+    """By default the title of the experiment."""
+    text: str = ""
+    """Markdown that stands before the tables."""
+    order: int = 100
+    """Experiments stand in this order, then by name."""
+    shows: tuple[str, ...] = ("table",)
+    """Among VIEWS."""
+    picture: str = ""
+    """A file in docs/ that `maecho reproduce NAME --show --picture FILE` has drawn."""
+
+    def __post_init__(self) -> None:
+        for view in self.shows:
+            if view not in VIEWS:
+                raise ValueError(f"document: shows must be among {', '.join(VIEWS)}, got {view!r}")
 
 
 @dataclass(frozen=True)
@@ -35,18 +58,22 @@ class Experiment:
     network: str
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
-    """What differs from run to run: clients, beta, init ("same" or "different")."""
+    """What differs from row to row of the table: clients, beta, init ("same" or "different")."""
     methods: Mapping[str, Mapping[str, Any]]
     """Column -> method and options."""
     training: LocalTraining = field(default_factory=LocalTraining)
     paper: Mapping[str, Any] = field(default_factory=dict)
-    """`table`, the `row` keys that find a cell in it, `where` for what else its rows must say, `cells` for what a cell
-    must be to stand in it, and `columns` for what the paper calls ours."""
+    """Where the paper's figures are in `paper.json`.
+
+    `table`: its key there. `row`: the keys in which a cell must equal a row. `where`: what else the row must say.
+    `cells`: what a cell must say to be in that table at all. `columns`: our names of columns -> the paper's.
+    """
+    document: Document = field(default_factory=Document)
     quick: bool = False
 
     @classmethod
     def load(cls, name: str, quick: bool = False) -> Experiment:
-        """A config by name from `experiments/`, or by path. `quick`: the same on small data."""
+        """Read a config by its name in `experiments/`, or by path. `quick`: the same on small data."""
         path = find(name)
         try:
             raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -67,6 +94,7 @@ class Experiment:
                 methods=raw["methods"],
                 training=LocalTraining(**raw.get("training", {})),
                 paper=raw.get("paper", {}),
+                document=Document(**{key: _frozen(value) for key, value in raw.get("document", {}).items()}),
                 quick=quick,
             )
             experiment._check(raw.keys())
@@ -75,7 +103,7 @@ class Experiment:
         return experiment
 
     def _check(self, keys: Collection[str]) -> None:
-        """A slip of the pen must not run as something else."""
+        """Refuse what is misspelt, so that it does not run as something else."""
         unknown = sorted(set(keys) - {f.name for f in fields(self)})
         if unknown:
             raise ValueError(f"{unknown[0]!r}, which means nothing here")
@@ -94,8 +122,13 @@ class Experiment:
                 raise ValueError(f"upload may say rank, gaussians, covariance and labels, got {unknown[0]!r}")
 
 
+def _frozen(value: Any) -> Any:
+    """Lists of TOML are the tuples of a frozen dataclass."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A column's method and its options; `upload`, how its uploads are made, is the harness's own."""
+    """A column's method and its options, without `upload`, which says how its uploads are made."""
     return {key: value for key, value in options.items() if key != "upload"}
 
 
@@ -114,7 +147,10 @@ def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn_by(options: Mapping[str, Any]) -> str | None:
-    """How a column fits stages at drawn inputs: columns of which this is the same share them. None if it has none."""
+    """What decides how a column fits stages at drawn inputs. Columns with equal answers share these stages.
+
+    None: it has no such stages.
+    """
     if options["method"] == "echo-chain":
         found = choose(**plain(options))[1]
         assert isinstance(found, EchoChain)
@@ -134,7 +170,7 @@ def gathered(options: Mapping[str, Any]) -> frozenset[str]:
 
 
 def settings(options: Mapping[str, Any]) -> str:
-    """A column's method with its defaults filled in, so that a changed default is not taken for the old one."""
+    """A column's method with its defaults filled in. So a changed default counts as another setting."""
     if options["method"] == "echo-relay":
         found = repr(protocol(options))
     else:
@@ -143,7 +179,7 @@ def settings(options: Mapping[str, Any]) -> str:
 
 
 def folder() -> Path:
-    """Where the configs are: beside the source in a checkout, inside the package when installed from a wheel."""
+    """The folder of the configs: beside the source in a checkout, inside an installed package."""
     return CHECKOUT if CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "experiments"
 
 
@@ -156,84 +192,3 @@ def find(name: str) -> Path:
     if not path.is_file():
         raise UploadError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
     return path
-
-
-def results_path(experiment: Experiment, out: Path | None = None) -> Path:
-    """By default beside the configs of a checkout, otherwise in the current folder."""
-    if out is None:
-        # Never into an installed package: what it holds is the package's, and an upgrade would take the results along.
-        out = CHECKOUT / "results" if CHECKOUT.is_dir() else Path("maecho-results")
-    return out / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One column of one cell over seeds, and what the paper says."""
-
-    mean: float
-    low: float
-    high: float
-    seeds: int
-    paper: float | None
-    bytes: float | None
-    """What the client uploads that uploads most; None if that was not counted."""
-    current: bool = True
-    """Measured with the settings that the config has now."""
-
-
-def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
-    """Mean and spread over seeds for every cell that has runs."""
-    published = json.loads((folder() / "paper.json").read_text(encoding="utf-8")) if experiment.paper else {}
-    rows = published[experiment.paper["table"]]["rows"] if experiment.paper and not experiment.quick else []
-    table = []
-    for cell in experiment.cells:
-        runs = [run for run in results["runs"] if run["cell"] == cell]
-        if not runs:
-            continue
-        fixed = {**{key: cell[key] for key in experiment.paper.get("row", ())}, **experiment.paper.get("where", {})}
-        row: dict[str, Any] = next((r for r in rows if all(_same(r.get(k), v) for k, v in fixed.items())), {})
-        if any(cell[key] != value for key, value in experiment.paper.get("cells", {}).items()):
-            row = {}
-        figures = {}
-        aliases = experiment.paper.get("columns", {})
-        for column in experiment.methods:
-            found = [run["columns"][column] for run in runs if column in run["columns"]]
-            if not found:
-                continue  # a column that was added since and not run yet
-            values, sizes = [one["accuracy"] for one in found], [one.get("bytes") for one in found]
-            figures[column] = Figure(
-                statistics.fmean(values),
-                min(values),
-                max(values),
-                len(values),
-                row.get(aliases.get(column, column)),
-                None if None in sizes else statistics.fmean(sizes),
-                all(one.get("settings") == settings(experiment.methods[column]) for one in found),
-            )
-        table.append((cell, figures))
-    return table
-
-
-def _same(published: Any, ours: Any) -> bool:
-    """Table 4 writes "diff" for what we call different."""
-    return published == ours or (published, ours) == ("diff", "different")
-
-
-def markdown(experiment: Experiment, table: list[tuple[Cell, dict[str, Figure]]]) -> str:
-    """The table for a document: mean over seeds, ± half the range, and the paper's figure in brackets; † if it was
-    measured with other settings than it has now. Columns that were never run are left out."""
-    keys = list(experiment.cells[0])
-    columns = [column for column in experiment.methods if any(column in figures for _, figures in table)]
-    lines = ["| " + " | ".join([*keys, *columns]) + " |", "|" + "---|" * (len(keys) + len(columns))]
-    for cell, figures in table:
-        texts = []
-        for column in columns:
-            if column not in figures:
-                texts.append("")
-                continue
-            figure = figures[column]
-            published = "" if figure.paper is None else f" [{figure.paper:.1f}]"
-            mark = "" if figure.current else "†"
-            texts.append(f"{figure.mean:.1f} ± {(figure.high - figure.low) / 2:.1f}{mark}{published}")
-        lines.append("| " + " | ".join([*(str(cell[key]) for key in keys), *texts]) + " |")
-    return "\n".join(lines)

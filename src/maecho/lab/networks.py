@@ -25,7 +25,7 @@ def mlp(sizes: Sequence[int] = (784, 400, 200, 100, 10), bias: bool = False) -> 
 def cnn() -> nn.Sequential:
     """The CIFAR-10 network: convolutions c1, c2, c3 on 32x32 images, each halved by pooling, then fc1, fc2, fc3.
 
-    Its kernels lie channels last in memory, which what they give out follows: on a CPU pooling is then much faster.
+    Kernels lie in memory with channels last, and so do their outputs: pooling is then much faster on a CPU.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for k, (inputs, outputs) in enumerate(pairwise((3, 64, 128, 256)), start=1):

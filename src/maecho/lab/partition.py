@@ -1,6 +1,6 @@
-"""How the examples of one data set are shared out over clients.
+"""How the examples of one data set are divided among clients.
 
-A part is an array of indices, one a client. The paper's one-shot experiments use `dirichlet`, its multi-round ones
+A part is one client's array of indices. The paper's one-shot experiments use `dirichlet`, its multi-round ones
 `by_classes`.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from numpy.typing import ArrayLike
 
-# How many integers one block of tries may hold: many tries a numpy call, in a few megabytes.
+# The most integers in one block of tries: many tries in one numpy call, in a few megabytes.
 _BLOCK = 2**18
 
 
@@ -33,9 +33,9 @@ def dirichlet(
     already holds its fair share n/clients gets 0 of it and the rest of p is renormalised; the class is cut at
     floor(cumsum(p)·n_c). The whole draw is repeated until every client holds at least `min_size` examples.
 
-    That last condition looks at counts alone, so tries are made on counts, many at once, and the first one that passes
-    is kept: the same distribution as trying one after the other. Indices are shuffled and cut once, at the end. On
-    MNIST at β = 0.01 about one try in 5 passes for 10 clients, one in 1,750 for 20, and none in a million for 50.
+    The last condition needs only counts. So tries are made on counts, many at once, and the first one that passes is
+    kept, which gives the same distribution as trying one after the other. Indices are shuffled and cut once, at the
+    end. On MNIST at β = 0.01 about one try in 5 passes for 10 clients, one in 1,750 for 20, none in a million for 50.
     """
     labels = _as_labels("dirichlet", labels)
     if clients < 1:
@@ -78,7 +78,7 @@ def by_classes(labels: ArrayLike, clients: int, classes_per_client: int, rng: np
             f"got {classes_per_client}"
         )
     holders: list[list[int]] = [[] for _ in values]
-    # In a random order of clients, or the first ones would always hold disjoint classes.
+    # Clients choose in a random order; otherwise the first ones would always hold disjoint classes.
     for client in rng.permutation(clients):
         rarest_first = np.lexsort((rng.random(len(values)), np.array([len(h) for h in holders])))
         for c in rarest_first[:classes_per_client]:

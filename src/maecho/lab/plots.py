@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maecho.errors import UploadError
-from maecho.lab.experiment import Cell, Experiment, Figure
+from maecho.lab.experiment import Experiment
+from maecho.lab.tables import Figure, Table
 from maecho.upload import storage as files
 
 if TYPE_CHECKING:
@@ -15,18 +16,18 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png", ".pdf")
 OURS, THEIRS, MANY = "#c2410c", "#475569", "#94a3b8"
-"""Colours: echo-chain and echo-relay; the others; what keeps all models."""
+"""Colours of echo-chain and echo-relay, of the others, and of ensembles."""
 LINE = 0.038
-"""Height of a label, in that of the picture."""
+"""Height of a label as a share of the height of the picture."""
 OURS_ABOVE: tuple[tuple[int, int], dict[str, Any]] = ((-3, 6), {"rotation": 60, "ha": "left", "va": "bottom"})
 OURS_BELOW: tuple[tuple[int, int], dict[str, Any]] = ((4, -4), {"rotation": -22, "ha": "left", "va": "top"})
-"""Where labels of echo-chain and of its further rounds stand."""
+"""Where the labels of echo-chain stand, and those of its further rounds."""
 ACCURACIES = (0, 50, 70, 80, 90, 95, 98, 99, 99.5)
-"""Where there are ticks."""
+"""Where the axis has ticks."""
 
 
 def check(path: Path) -> None:
-    """Whether a picture can be drawn there, before anything is run for it."""
+    """Refuse a picture that cannot be drawn, before anything is run for it."""
     if path.suffix not in SUFFIXES:
         raise UploadError(f"a picture must be one of {', '.join(SUFFIXES)}, got {path.name!r}")
     try:
@@ -35,9 +36,8 @@ def check(path: Path) -> None:
         raise UploadError("a picture needs matplotlib, got none: pip install 'maecho[plots]'") from error
 
 
-def against_bytes(experiment: Experiment, table: Sequence[tuple[Cell, Mapping[str, Figure]]], path: Path) -> None:
-    """Accuracy against what a client uploads, a picture for every cell; the rungs of echo-chain and echo-relay are
-    joined."""
+def against_bytes(experiment: Experiment, table: Table, path: Path) -> None:
+    """Draw accuracy against what a client uploads, a panel for every cell. Lines join the rungs of our ladder."""
     check(path)
     import matplotlib as mpl
     from matplotlib.figure import Figure as Picture
@@ -63,7 +63,7 @@ def against_bytes(experiment: Experiment, table: Sequence[tuple[Cell, Mapping[st
 
 
 def _draw(axes: Axes, experiment: Experiment, figures: Mapping[str, Figure]) -> None:
-    """Errors on a logarithmic scale, for from 90 to 95 is as far as from 80 to 90, said as accuracies."""
+    """Errors on a logarithmic scale, labelled as accuracies: from 80 to 90 is as far as from 90 to 95."""
     kinds = {column: str(experiment.methods[column]["method"]) for column in figures}
     points = {column: ((f.bytes or 0) / 1e6, _error(f.mean)) for column, f in figures.items()}
     for column, f in figures.items():
@@ -107,13 +107,16 @@ def _draw(axes: Axes, experiment: Experiment, figures: Mapping[str, Figure]) -> 
 
 
 def _error(accuracy: float) -> float:
-    """In per cent, never 0: there is no logarithm of it."""
+    """In per cent. It is never 0, which has no logarithm."""
     return max(100 - accuracy, 0.01)
 
 
 def _apart(points: Sequence[tuple[float, float]], step: float) -> list[float]:
-    """Where labels stand, up and down, for none to lie on another that begins near it: as near to their points as the
-    order from below allows. Up is a smaller error, a label being as high as a factor of `step`."""
+    """The heights of labels, so that none lies on another that begins near it.
+
+    Labels are placed from below, each as near to its point as those before it allow. Up is a smaller error; a label is
+    as high as a factor of `step`.
+    """
     near = 1.9
     places: dict[int, float] = {}
     for i in sorted(range(len(points)), key=lambda k: -points[k][1]):

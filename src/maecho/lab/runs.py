@@ -1,16 +1,12 @@
-"""The experiment harness: one config of `experiments/` to one table beside the paper's.
+"""The runs of an experiment: every cell of its table with every seed.
 
-A run is one cell of a table with one seed: split the data, train the clients, gather their statistics, apply every
-method, test. Trained clients are cached by the hash of all that made them, so a new method costs no training. Results
-are written after every run; what is there already is not done again.
+A run splits the data, trains the clients, gathers their statistics, applies every method and tests. Results are written
+after every run; what is there already is not done again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
 import platform
 import statistics
 import time
@@ -30,18 +26,12 @@ from maecho.echo.relay import relay
 from maecho.errors import UploadError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
-from maecho.lab.experiment import Cell, Experiment, drawn_by, gathered, plain, protocol, results_path, settings
+from maecho.lab.clients import Client, batches_of, derived_seed, made_of, split, train
+from maecho.lab.experiment import Cell, Experiment, drawn_by, gathered, plain, protocol, settings
+from maecho.lab.results import add_run, read_results, results_path
 from maecho.network import spaces
-from maecho.statistics.projector import MEAN_OF
-from maecho.upload import storage as files
 from maecho.upload.client import make_upload
 from maecho.upload.upload import Upload
-
-Client = tuple[nn.Module, data.Batches]
-"""A trained model and its data."""
-
-RECIPE = 1
-"""Raised when the way clients are split, initialised or trained changes, so that cached ones are not taken for new."""
 
 
 def reproduce(
@@ -52,10 +42,15 @@ def reproduce(
     on_run: Callable[[int, int, dict[str, Any]], None] | None = None,
     columns: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Do every run that is not done yet; the results, as they are on disk.
+    """Do every run that is not done yet, and return the results as they are on disk.
 
-    `on_run` is told the number of finished runs, the number of all, and the run just finished. `columns` says
-    which of the table's columns are done, None being all; `columns=()` does nothing, and gives what is there.
+    Args:
+        experiment: what to run.
+        out: the folder of the results; see `results_path`.
+        jobs: how many runs go on at a time, each in a process of one thread.
+        device: where clients are trained and merged.
+        on_run: called after every run with the number of finished runs, the number of all, and the run.
+        columns: which columns of the table to do. None: all of them; (): none, so that what is there comes back.
     """
     for column in columns or ():
         if column not in experiment.methods:
@@ -63,7 +58,7 @@ def reproduce(
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
         raise UploadError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
     path = results_path(experiment, out)
-    results, others = _read_results(path, experiment)
+    results = read_results(path, experiment)
     todo = []
     for cell in experiment.cells:
         for seed in experiment.seeds:
@@ -72,42 +67,17 @@ def reproduce(
                 todo.append((cell, seed, old))
     done = len(experiment.cells) * len(experiment.seeds) - len(todo)
     for run in _all(experiment, todo, jobs, device, columns):
-        same = [r for r in results["runs"] if not (r["cell"] == run["cell"] and r["seed"] == run["seed"])]
-        order = {json.dumps(cell, sort_keys=True): i for i, cell in enumerate(experiment.cells)}
-        results["runs"] = sorted(
-            [*same, run], key=lambda r: (order.get(json.dumps(r["cell"], sort_keys=True), len(order)), r["seed"])
-        )
-        files.write_json(path, {**results, "runs": results["runs"] + others})
+        results = add_run(path, experiment, run)
         done += 1
         if on_run is not None:
             on_run(done, len(experiment.cells) * len(experiment.seeds), run)
     return results
 
 
-def _read_results(path: Path, experiment: Experiment) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Results of these very clients, and runs of others (trained otherwise) that stay in the file untouched."""
-    results: dict[str, Any] = {
-        "experiment": experiment.name,
-        "title": experiment.title,
-        "quick": experiment.quick,
-        "runs": [],
-    }
-    others: list[dict[str, Any]] = []
-    try:
-        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
-        for run in old["runs"]:
-            for column in dict(run["columns"]).values():
-                float(column["accuracy"])
-            ours = run["made_of"] == _made_of(experiment, run["cell"], run["seed"])
-            (results["runs"] if ours else others).append(run)
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        raise UploadError(f"{path} must hold results of {experiment.name}, got something else; move it away") from error
-    return results, others
-
-
 def _columns_to_do(
     experiment: Experiment, old: Mapping[str, Any] | None, columns: Collection[str] | None
 ) -> dict[str, Mapping[str, Any]]:
+    """The wanted columns that an old run does not have with the settings of now."""
     done = old["columns"] if old else {}
     wanted = {c: o for c, o in experiment.methods.items() if columns is None or c in columns}
     return {c: o for c, o in wanted.items() if done.get(c, {}).get("settings") != settings(o)}
@@ -120,7 +90,7 @@ def _all(
     device: str,
     columns: Collection[str] | None,
 ) -> Iterator[dict[str, Any]]:
-    """Runs as they finish, in so many processes of one thread each."""
+    """The runs in the order in which they finish."""
     if jobs <= 1:
         for cell, seed, old in todo:
             yield run_cell(experiment, cell, seed, old, device, columns)
@@ -147,29 +117,27 @@ def run_cell(
     device: str = "cpu",
     only: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """One run; of an old one only the columns that are missing or have changed."""
+    """Do one run. If there is an `old` one, only columns that are missing or have changed are done."""
     columns = _columns_to_do(experiment, old, only)
-    on = device if device == "cpu" else torch.cuda.get_device_name()
+    machine = device if device == "cpu" else torch.cuda.get_device_name()
     dataset = data.load(experiment.data)
-    parts = partition.dirichlet(
-        dataset.y_train.numpy(), cell["clients"], cell["beta"], np.random.default_rng([seed, cell["clients"]])
-    )
+    parts = split(dataset, cell, seed)
     began = time.perf_counter()
-    models = _train(experiment, cell, seed, dataset, parts, device)
+    models = train(experiment, cell, seed, dataset, parts, device)
     trained = time.perf_counter()
     needs = {"classes"}
     for options in columns.values():
         if "upload" not in options:
             needs |= gathered(options)
-    clients: list[Client] = []
-    for i, (model, part) in enumerate(zip(models, parts, strict=True)):
-        x, y = _take(dataset, part)
-        order = torch.Generator().manual_seed(_seed("batches", seed, i))
-        clients.append((model.to(device), data.batches(x, y, _batch_size(experiment), order)))
+    clients: list[Client] = [
+        (model.to(device), batches_of(experiment, dataset, part, seed, i))
+        for i, (model, part) in enumerate(zip(models, parts, strict=True))
+    ]
     uploads = _uploads(clients, needs, device, {"rank": None})
     ready = time.perf_counter()
     test = data.batches(dataset.x_test, dataset.y_test, 1000)
     found = {}
+    # What echo-chain has fitted, and in how many seconds: relays that draw the same inputs go on from it.
     chains: dict[str | None, tuple[Mapping[str, torch.Tensor], float]] = {}
     for column, options in columns.items():
         given = uploads
@@ -182,24 +150,24 @@ def run_cell(
         made, sent = _apply(experiment, options, clients, given, device, start)
         seconds = before + time.perf_counter() - began_column
         if options["method"] == "echo-chain" and isinstance(made, nn.Module):
-            chains[drawn_by(options)] = made.state_dict(), seconds  # for columns that go on from it
+            chains[drawn_by(options)] = made.state_dict(), seconds
         found[column] = {
             "settings": settings(options),
             "accuracy": _accuracy(made, test, device),
             "seconds": round(seconds, 4),
             "bytes": sent,
-            "device": on,
+            "device": machine,
         }
     kept = {c: v for c, v in (old["columns"].items() if old else ()) if c in experiment.methods}
     return {
         "cell": dict(cell),
         "seed": seed,
-        "made_of": _made_of(experiment, cell, seed),
+        "made_of": made_of(experiment, cell, seed),
         "partition": partition.class_counts(dataset.y_train.numpy(), parts, dataset.classes).tolist(),
         "columns": {column: {**kept, **found}[column] for column in experiment.methods if column in {**kept, **found}},
         "weights_bytes": max(upload.bytes(()) for upload in uploads),
         "seconds": {"training": round(trained - began, 2), "statistics": round(ready - trained, 2)},
-        "device": on,
+        "device": machine,
         "versions": {
             "maecho": __version__,
             "torch": torch.__version__,
@@ -207,13 +175,6 @@ def run_cell(
             "python": platform.python_version(),
         },
     }
-
-
-def _batch_size(experiment: Experiment) -> int:
-    """Of the batches that statistics are gathered of: that of training, or 16 of these at once, for speed, where they
-    are cut into the same pieces for the projectors all the same."""
-    size = experiment.training.batch_size
-    return size if size % MEAN_OF else 16 * size
 
 
 def _uploads(clients: list[Client], needs: Collection[str], device: str, options: Mapping[str, Any]) -> list[Upload]:
@@ -224,12 +185,13 @@ def _uploads(clients: list[Client], needs: Collection[str], device: str, options
             f"client-{i:02}",
             sorted(needs),
             progress=False,
-            generator=torch.Generator().manual_seed(_seed("signs", i)),
+            generator=torch.Generator().manual_seed(derived_seed("signs", i)),
             **options,
         )
         for i, (model, batches) in enumerate(clients)
     ]
-    with contextlib.suppress(torch.OutOfMemoryError):  # then `aggregate` moves them as it reads them
+    # If they do not all fit, `aggregate` moves each of them when it reads it.
+    with contextlib.suppress(torch.OutOfMemoryError):
         return [upload.to(device) for upload in uploads]
     return uploads
 
@@ -242,8 +204,10 @@ def _apply(
     device: str,
     start: Mapping[str, torch.Tensor] | None,
 ) -> tuple[nn.Module | list[nn.Module], int]:
-    """What a column is measured on, and how many bytes the client sends for it that sends most. A relay goes on from
-    `start`, echo-chain's model, where there is one."""
+    """The model (or models) that a column measures, and the bytes sent for it by the client that sends most.
+
+    A relay goes on from `start`, the model of an echo-chain with the same drawn inputs, if there is one.
+    """
     models = [model for model, _ in clients]
     if options["method"] == "local":
         return models, 0
@@ -264,56 +228,7 @@ def _apply(
 
 
 def _accuracy(model: nn.Module | list[nn.Module], test: data.Batches, device: str) -> float:
-    """In per cent; of several models the mean."""
+    """In per cent; the mean, if there are several models."""
     models = model if isinstance(model, list) else [model]
     each = [evaluate(one.to(device), test, progress=False).accuracy for one in models]
     return round(100 * statistics.fmean(each), 2)
-
-
-def _train(
-    experiment: Experiment, cell: Cell, seed: int, dataset: data.Dataset, parts: list[np.ndarray], device: str
-) -> list[nn.Module]:
-    """Every client's model, from the cache where it is there."""
-    models = []
-    for i, part in enumerate(parts):
-        start = "all" if cell.get("init", "same") == "same" else i
-        model = networks.build(experiment.network, torch.Generator().manual_seed(_seed("init", seed, start)))
-        path = cache_folder() / "clients" / f"{_digest(_made_of(experiment, cell, seed), i)}.safetensors"
-        about = {"recipe": {"experiment": experiment.name, "cell": dict(cell), "seed": seed, "client": i}}
-        if path.exists():
-            with contextlib.suppress(UploadError):  # a damaged cache file is made again
-                files.read_about(path, "model")
-                model.load_state_dict(files.read_tensors(path))
-                models.append(model.eval())
-                continue
-        x, y = _take(dataset, part)
-        model.to(device)
-        experiment.training(model, x, y, torch.Generator().manual_seed(_seed("training", seed, i)))
-        models.append(model.cpu())
-        files.write_tensors(path, "model", model.state_dict(), about)
-    return models
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("MAECHO_CACHE") or Path.home() / ".cache" / "maecho")
-
-
-def _made_of(experiment: Experiment, cell: Cell, seed: int) -> str:
-    """Hash of all that decides what the clients are; methods do not."""
-    return _digest(
-        RECIPE, experiment.data, experiment.network, repr(experiment.training), json.dumps(cell, sort_keys=True), seed
-    )
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()[:20]
-
-
-def _seed(*parts: object) -> int:
-    """Streams of random numbers that have nothing to do with each other."""
-    return int(_digest(*parts)[:12], 16)
-
-
-def _take(dataset: data.Dataset, part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    index = torch.from_numpy(np.asarray(part))
-    return dataset.x_train[index], dataset.y_train[index]

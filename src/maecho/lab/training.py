@@ -51,7 +51,8 @@ class LocalTraining:
         """Train `model` in place, on the device it is on, and leave it in evaluation mode.
 
         `rng`, a generator on the CPU, decides the order of examples and what dropout drops. After each epoch
-        `on_epoch` is given its number, from 1, and its mean loss. Parameters that ask for no gradient stay as they are.
+        `on_epoch` is called with its number, from 1, and its mean loss. Parameters that ask for no gradient are not
+        changed.
         """
         if y.ndim != 1 or len(x) != len(y) or not len(y):
             raise ValueError(
@@ -82,9 +83,9 @@ class LocalTraining:
         model.eval()
 
     def _epoch(self, model: nn.Module, optimizer: torch.optim.SGD, x: Tensor, y: Tensor, order: Tensor) -> float:
-        """One pass in that order; the mean loss over examples."""
+        """Pass over the examples in that order; return the mean loss."""
         total = torch.zeros((), device=x.device)
-        # One shuffled copy and then views, so that a step indexes nothing.
+        # One shuffled copy, cut into views: a step needs no indexing.
         for inputs, labels in zip(
             torch.split(x[order], self.batch_size), torch.split(y[order], self.batch_size), strict=True
         ):
@@ -92,6 +93,6 @@ class LocalTraining:
             loss = functional.cross_entropy(model(inputs), labels)
             loss.backward()
             optimizer.step()
-            # Summed where it is: reading it here would make a GPU wait after every step.
+            # The sum stays on the device: to read it here would make a GPU wait after every step.
             total += loss.detach() * len(labels)
         return float(total) / len(y)

@@ -1,17 +1,15 @@
-"""What every method takes and gives."""
+"""What every method gives: a state_dict that knows how it was made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from maecho._version import __version__
-from maecho.network.layers import Layer
 from maecho.upload import storage as files
-from maecho.upload.upload import Upload
 
 
 class Merged(dict[str, Tensor]):
@@ -72,33 +70,3 @@ def make_recipe(
         "privacy": dict(privacy or {}),
         "made_by": f"maecho {__version__}",
     }
-
-
-class Method(Protocol):
-    """Frozen hyper-parameters that can be called."""
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The statistics without which it cannot work."""
-        ...
-
-    def __call__(self, uploads: Sequence[Upload]) -> Merged: ...
-
-
-def assemble(
-    like: Upload, plain: Mapping[str, Tensor], matrices: Mapping[str, Tensor], silent: Iterable[str] = ()
-) -> Merged:
-    """One state_dict of averaged tensors and merged matrices (by layer name), in the dtypes of the uploads.
-
-    `silent` are layers of which no client saw an input.
-    """
-    layers: dict[str, Layer] = {layer.name: layer for layer in like.layers}
-    out = {name: plain[name].to(tensor.dtype, copy=True) for name, tensor in like.weights.items()}
-    merged: set[str] = set()
-    for name, matrix in matrices.items():
-        parts = layers[name].write(matrix, like.weights)
-        out |= parts
-        if name not in silent:
-            merged |= parts.keys()
-    out |= {alias: out[kept] for alias, kept in like.aliases.items()}
-    return Merged(out, averaged=[name for name in like.weights if name not in merged])

@@ -1,0 +1,133 @@
+"""The generated parts of the documentation, each between `<!-- NAME: … -->` and `<!-- end -->` on its page.
+
+`make docs` (`python -m maecho.lab.documents`) writes them from METHODS, from the configs in `experiments/` and from the
+results beside these. A test holds that the pages on disk are what would be written. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from maecho.aggregation import METHODS
+from maecho.errors import UploadError
+from maecho.formatting import markdown_table
+from maecho.lab import experiment as configs
+from maecho.lab.experiment import Experiment
+from maecho.lab.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
+
+FRONT_ROWS = {
+    "local": "a client's own model, mean",
+    "average": "average of the weights, class-aware head",
+    "ma-echo": "**MA-Echo**, the paper's method",
+    "echo-chain": "**echo-chain**, ours, from the same single upload",
+    "ensemble": "class-aware ensemble, which keeps all models",
+}
+"""Columns of Table 1 that the README shows, in its words."""
+FRONT_CELLS = (
+    {"clients": 5, "beta": 0.01, "init": "same"},
+    {"clients": 50, "beta": 0.1, "init": "same"},
+)
+
+
+def method_table() -> str:
+    """What each method does, needs and costs, and when to use it."""
+    rows = []
+    for name, method in METHODS.items():
+        g = method.guide
+        rows.append([f"`{name}`", g.does, g.when, g.uploads, g.different, g.convolutions, g.residual, g.cost])
+    heads = (
+        "method", "what it does", "when to use it", "uploaded beside the weights", "different initialisations",
+        "convolutions", "residual networks", "cost on the server",
+    )  # fmt: skip
+    return markdown_table(heads, rows)
+
+
+def option_table() -> str:
+    """The class of each method and its options with their defaults."""
+    rows = []
+    for name, method in METHODS.items():
+        shown = [f"`{f.name}={getattr(method, f.name)}`" for f in fields(method) if f.repr]  # type: ignore[arg-type]
+        rows.append([f"`{name}`", f"`{type(method).__name__}`", ", ".join(shown)])
+    return markdown_table(("method", "class in `maecho.aggregation`", "options"), rows)
+
+
+def result_sections() -> str:
+    """A section for every config that has results."""
+    found = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
+    found.sort(key=lambda pair: (pair[0].document.order, pair[0].name))
+    return "\n\n".join(section(experiment, results) for experiment, results in found if results is not None)
+
+
+def section(experiment: Experiment, results: Mapping[str, Any]) -> str:
+    """One experiment: what its config says in `[document]`, and what was measured."""
+    document, table = experiment.document, summarise(experiment, results)
+    views: dict[str, Callable[[], str]] = {
+        "table": lambda: markdown(experiment, table),
+        "uploads": lambda: upload_markdown(experiment, table),
+        "ladder": lambda: ladder_markdown(ladder(experiment, results)),
+    }
+    parts = [
+        f"## {document.heading or experiment.title}",
+        document.text.strip(),
+        *(views[view]() for view in document.shows),
+        f"![{experiment.title}]({document.picture})" if document.picture else "",
+        f"`maecho reproduce {experiment.name}`",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def front_table() -> str:
+    """The rows of Table 1 that a newcomer should see."""
+    experiment = Experiment.load("table-1")
+    results = committed(experiment) or {"runs": []}
+    figures = [next(f for cell, f in summarise(experiment, results) if cell == wanted) for wanted in FRONT_CELLS]
+    heads = ("accuracy in per cent", *(f"{cell['clients']} clients, β = {cell['beta']}" for cell in FRONT_CELLS))
+    return markdown_table(heads, [[words, *(f[column] for f in figures)] for column, words in FRONT_ROWS.items()])
+
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"table-1": front_table},
+    "docs/methods.md": {"methods": method_table, "options": option_table},
+    "docs/results.md": {"results": result_sections},
+}
+"""Page -> name of the part -> what makes it."""
+
+
+def committed(experiment: Experiment) -> dict[str, Any] | None:
+    """The results beside the config; None if it has none."""
+    path = configs.folder() / "results" / f"{experiment.name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """Every page with generated parts, as it should be."""
+    found = {}
+    for path, parts in PARTS.items():
+        found[root / path] = (root / path).read_text(encoding="utf-8")
+        for name, make in parts.items():
+            found[root / path] = with_part(found[root / path], name, make())
+    return found
+
+
+def with_part(page: str, name: str, part: str) -> str:
+    """The page with the part of that name replaced."""
+    marks = re.compile(rf"(<!-- {re.escape(name)}:[^>]*-->\n).*?(<!-- end -->)", re.S)
+    if len(marks.findall(page)) != 1:
+        raise UploadError(f"a page must have one part <!-- {name}: … --> … <!-- end -->, got {page[:60]!r} …")
+    return marks.sub(lambda match: f"{match[1]}{part}\n{match[2]}", page)
+
+
+def main() -> None:
+    if not configs.CHECKOUT.is_dir():
+        raise UploadError("documents are written in a checkout, got an installed package")
+    for path, text in pages(configs.CHECKOUT.parent).items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Generated documentation: what is on disk is what would be written, and one config file is all that a table needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from maecho import METHODS
+from maecho.errors import UploadError
+from maecho.lab import documents, experiment, tables
+from maecho.lab.experiment import Experiment, settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFIG = """
+title = "Mine"
+data = "digits"
+network = "digits-mlp"
+seeds = [0]
+cells = [{ clients = 2, beta = 0.5, init = "same" }]
+
+[document]
+order = 1
+heading = "A table of mine"
+text = "What I wanted to know."
+shows = ["table", "uploads", "ladder"]
+
+[methods]
+local = { method = "local" }
+echo-chain = { method = "echo-chain" }
+"""
+
+
+def test_the_pages_on_disk_are_those_that_would_be_written() -> None:
+    """If this fails: `make docs`."""
+    found = documents.pages(ROOT)
+    assert {path.relative_to(ROOT).as_posix() for path in found} == {"README.md", "docs/methods.md", "docs/results.md"}
+    for path, text in found.items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
+def test_everything_measured_is_shown() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    names = [path.stem for path in (experiment.folder() / "results").glob("*.json") if "-quick" not in path.stem]
+    assert len(names) >= 8
+    for name in names:
+        config = Experiment.load(name)
+        results = documents.committed(config)
+        assert results is not None
+        assert f"## {config.document.heading}\n" in page
+        assert config.document.text.strip() in page
+        table = tables.summarise(config, results)
+        shown = [tables.markdown(config, table), tables.upload_markdown(config, table)]
+        assert any(one in page for one in shown), name
+    assert len(tables.ladders()) == 2
+    for one in tables.ladders():
+        assert tables.ladder_markdown(one) in page
+
+
+def test_every_method_says_when_to_use_it() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for name, method in METHODS.items():
+        assert "guide" in vars(type(method)), f"{name} has the words of another"
+        assert f"| `{name}` | {method.guide.does} | {method.guide.when} |" in page
+
+
+def test_a_table_is_one_config_and_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "CHECKOUT", tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "mine.toml").write_text(CONFIG)
+    config = Experiment.load("mine")
+    assert documents.result_sections() == "", "no results yet"
+    columns = {
+        name: {"accuracy": 50.0, "settings": settings(options), "bytes": 2_000_000}
+        for name, options in config.methods.items()
+    }
+    run = {"cell": config.cells[0], "seed": 0, "columns": columns, "weights_bytes": 1_000_000}
+    (tmp_path / "results" / "mine.json").write_text(json.dumps({"runs": [run]}))
+    assert documents.result_sections().splitlines() == [
+        "## A table of mine",
+        "",
+        "What I wanted to know.",
+        "",
+        "| clients | beta | init | local | echo-chain |",
+        "|---|---|---|---|---|",
+        "| 2 | 0.5 | same | 50.0 ± 0.0 | 50.0 ± 0.0 |",
+        "",
+        "| column | a client uploads | 2 clients, beta 0.5, same init |",
+        "|---|---|---|",
+        "| local | 2.0 MB | 50.0 ± 0.0 |",
+        "| echo-chain | 2.0 MB | 50.0 ± 0.0 |",
+        "",
+        "| column | rounds | real data asked | a client uploads | times the weights | 2 clients, beta 0.5, same init |",
+        "|---|---|---|---|---|---|",
+        "| echo-chain | 1 | nowhere | 2.0 MB | 2.0 | 50.0 |",
+        "",
+        "`maecho reproduce mine`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "part"),
+    [
+        ("shows = [", 'shows = ["pie", ', "shows must be among table, uploads, ladder, got 'pie'"),
+        ("order", "odor", "odor"),
+    ],
+)
+def test_a_mistake_in_what_a_config_says(tmp_path: Path, right: str, wrong: str, part: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CONFIG.replace(right, wrong, 1))
+    with pytest.raises(UploadError) as caught:
+        Experiment.load(str(path))
+    assert part in str(caught.value)
+
+
+def test_a_page_keeps_what_is_not_generated() -> None:
+    page = "before\n<!-- one: by me -->\nold\n<!-- end -->\nbetween\n<!-- two: by me -->\n<!-- end -->\nafter\n"
+    once = documents.with_part(page, "one", r"new | \1")
+    assert once == page.replace("old", r"new | \1")
+    assert documents.with_part(once, "one", r"new | \1") == once
+    assert documents.with_part(page, "two", "2") == page.replace("<!-- two: by me -->\n", "<!-- two: by me -->\n2\n")
+    with pytest.raises(UploadError, match=r"a page must have one part <!-- three: … --> … <!-- end -->, got 'before"):
+        documents.with_part(page, "three", "3")
+
+
+def test_documents_are_written_in_a_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "CHECKOUT", tmp_path / "nothing")
+    with pytest.raises(UploadError, match="documents are written in a checkout, got an installed package"):
+        documents.main()

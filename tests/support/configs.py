@@ -1,0 +1,18 @@
+"""A config of `experiments/` that somebody could write."""
+
+from __future__ import annotations
+
+CONFIG = """
+title = "Mine"
+data = "digits"
+network = "digits-mlp"
+seeds = [0]
+cells = [{ clients = 2, beta = 0.5, init = "same" }]
+
+[training]
+epochs = 1
+
+[methods]
+ma-echo = { method = "ma-echo" }
+ensemble = { method = "ensemble", by = "logits" }
+"""
