@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from maecho.alignment.transport import Alignment, carry, rows_of
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.spaces import Space
 from maecho.options import POSITIVE, number, one_of
 from maecho.upload.merged import Merged
@@ -190,5 +190,5 @@ class PFNM(FedMA):
         first = uploads[0]
         for layer in first.layers:
             if first.weights[layer.weight].dim() != 2 or layer.transposed:
-                raise UploadError(f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma")
+                raise InputError(f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma")
         return super().__call__(uploads)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho.alignment.responses import Responses
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
 from maecho.linalg.spectra import Spectrum
 from maecho.network.layers import Layer
 from maecho.network.spaces import Place, Space, Spaces, check, derive, take
@@ -88,7 +88,7 @@ class Alignment:
         else:
             found = next((upload for upload in given if upload.client == self.reference), None)
             if found is None:
-                raise UploadError(f"reference must be largest or the name of a client, got {self.reference!r}")
+                raise InputError(f"reference must be largest or the name of a client, got {self.reference!r}")
             reference = found
         responses = None
         if self.metric == "activations":
@@ -132,7 +132,7 @@ class Alignment:
         try:
             import ot
         except ImportError as error:
-            raise UploadError(
+            raise InputError(
                 "matching by optimal transport needs POT, got none: pip install 'maecho[peers]'"
             ) from error
         n = len(cost)
@@ -162,7 +162,7 @@ def rows_of(
         rows = layer.matrix(weights).flatten(0, 1)
         (waiting if (place.tensor, 1 - place.axis) in open_axes else found).append(rows)
     if not (found or waiting):
-        raise UploadError(
+        raise InputError(
             f"space {space.name!r} must hold the outputs of a layer for its neurons to be compared, got none"
         )
     return torch.cat(found or waiting, 1)
@@ -232,7 +232,7 @@ def _carry_outputs(spectrum: Spectrum, layer: Layer, M: Tensor, order: Tensor | 
     if layer.groups > 1 and order is not None:
         return Spectrum(spectrum.values[order], None if spectrum.basis is None else spectrum.basis[order])
     if spectrum.basis is None or layer.groups > 1:
-        raise UploadError(f"layer {layer.name!r} has outputs that entropic transport cannot mix; use transport='emd'")
+        raise InputError(f"layer {layer.name!r} has outputs that entropic transport cannot mix; use transport='emd'")
     basis = carry(spectrum.basis, Place(layer.weight, 1), M, order)
     if order is not None:
         return Spectrum(spectrum.values, basis)
@@ -243,12 +243,12 @@ def _carry_spectrum(spectrum: Spectrum, layer: Layer, size: int, M: Tensor, orde
     """M A Mᵀ over the inputs of a layer; a bias, the last input, stays; depthwise, groups trade places."""
     if layer.groups > 1:
         if order is None:
-            raise UploadError(
+            raise InputError(
                 f"layer {layer.name!r} has groups, which entropic transport cannot mix; use transport='emd'"
             )
         return Spectrum(spectrum.values[order], None if spectrum.basis is None else spectrum.basis[order])
     if spectrum.basis is None:
-        raise UploadError(f"layer {layer.name!r} has tokens as inputs, which cannot be permuted")
+        raise InputError(f"layer {layer.name!r} has tokens as inputs, which cannot be permuted")
     bias = int(layer.bias is not None)
     U = spectrum.basis
     inner = U[:, : U.shape[1] - bias]

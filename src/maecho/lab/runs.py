@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from maecho import disk
 from maecho._version import __version__
 from maecho.aggregation import aggregate
 from maecho.echo.relay import relay
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
 from maecho.lab.experiment import Cell, Experiment, drawn_by, gathered, plain, protocol, results_path, settings
@@ -59,11 +60,11 @@ def reproduce(
     """
     for column in columns or ():
         if column not in experiment.methods:
-            raise UploadError(f"columns must be among {', '.join(experiment.methods)}, got {column!r}")
+            raise InputError(f"columns must be among {', '.join(experiment.methods)}, got {column!r}")
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise UploadError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
+        raise InputError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
     path = results_path(experiment, out)
-    results, others = _read_results(path, experiment)
+    results, _ = _read_results(path, experiment)
     todo = []
     for cell in experiment.cells:
         for seed in experiment.seeds:
@@ -72,15 +73,28 @@ def reproduce(
                 todo.append((cell, seed, old))
     done = len(experiment.cells) * len(experiment.seeds) - len(todo)
     for run in _all(experiment, todo, jobs, device, columns):
-        same = [r for r in results["runs"] if not (r["cell"] == run["cell"] and r["seed"] == run["seed"])]
-        order = {json.dumps(cell, sort_keys=True): i for i, cell in enumerate(experiment.cells)}
-        results["runs"] = sorted(
-            [*same, run], key=lambda r: (order.get(json.dumps(r["cell"], sort_keys=True), len(order)), r["seed"])
-        )
-        files.write_json(path, {**results, "runs": results["runs"] + others})
+        old = next((o for cell, seed, o in todo if (cell, seed) == (run["cell"], run["seed"])), None)
+        results = _add_run(path, experiment, run, _columns_to_do(experiment, old, columns))
         done += 1
         if on_run is not None:
             on_run(done, len(experiment.cells) * len(experiment.seeds), run)
+    return results
+
+
+def _add_run(path: Path, experiment: Experiment, run: dict[str, Any], done: Collection[str]) -> dict[str, Any]:
+    """Write a run into the results file and give what is there then. `done` are the columns that are new in it: of the
+    others the file may know more by now, since other processes write to it too."""
+    with disk.locked(path):
+        results, others = _read_results(path, experiment)
+        same = [r for r in results["runs"] if (r["cell"], r["seed"]) == (run["cell"], run["seed"])]
+        there = {**run["columns"], **(same[0]["columns"] if same else {}), **{c: run["columns"][c] for c in done}}
+        run = {**run, "columns": {column: there[column] for column in experiment.methods if column in there}}
+        order = {json.dumps(cell, sort_keys=True): i for i, cell in enumerate(experiment.cells)}
+        results["runs"] = sorted(
+            [*(r for r in results["runs"] if r not in same), run],
+            key=lambda r: (order.get(json.dumps(r["cell"], sort_keys=True), len(order)), r["seed"]),
+        )
+        disk.write_json(path, {**results, "runs": results["runs"] + others})
     return results
 
 
@@ -101,7 +115,7 @@ def _read_results(path: Path, experiment: Experiment) -> tuple[dict[str, Any], l
             ours = run["made_of"] == _made_of(experiment, run["cell"], run["seed"])
             (results["runs"] if ours else others).append(run)
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise UploadError(f"{path} must hold results of {experiment.name}, got something else; move it away") from error
+        raise InputError(f"{path} must hold results of {experiment.name}, got something else; move it away") from error
     return results, others
 
 
@@ -277,7 +291,7 @@ def _train(
         path = cache_folder() / "clients" / f"{_digest(_made_of(experiment, cell, seed), i)}.safetensors"
         about = {"recipe": {"experiment": experiment.name, "cell": dict(cell), "seed": seed, "client": i}}
         if path.exists():
-            with contextlib.suppress(UploadError):  # a damaged cache file is made again
+            with contextlib.suppress(InputError):  # a damaged cache file is made again
                 files.read_about(path, "model")
                 model.load_state_dict(files.read_tensors(path))
                 models.append(model.eval())

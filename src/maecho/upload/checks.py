@@ -11,9 +11,8 @@ from torch import Tensor
 
 from maecho.errors import UploadError
 from maecho.linalg.spectra import TOLERANCE, Spectrum
-from maecho.network.spaces import Spaces
-from maecho.network.spaces import check as fit
 from maecho.statistics.gaussians import Moments
+from maecho.upload import header
 
 if TYPE_CHECKING:
     from maecho.upload.upload import Upload
@@ -21,32 +20,15 @@ if TYPE_CHECKING:
 
 def weights(upload: Upload) -> None:
     """Name, number of examples, weights, and the layers that are read from them."""
-    client = upload.client
-    if not isinstance(client, str) or not client.strip():
-        raise UploadError(f"a client must have a name, got {client!r}")
-    if isinstance(upload.examples, bool) or not isinstance(upload.examples, int) or upload.examples < 1:
-        raise UploadError(f"{client}: the number of examples must be at least 1, got {upload.examples!r}")
-    if not upload.weights:
-        raise UploadError(f"{client}: an upload must carry weights, got none")
+    header.check_client(upload.client, upload.examples)
+    header.check_recipe(upload.client, upload.recipe)
     for name, tensor in upload.weights.items():
         if not isinstance(tensor, Tensor):
-            raise UploadError(f"{client}: weight {name!r} must be a tensor, got {type(tensor).__name__}")
+            raise UploadError(f"{upload.client}: weight {name!r} must be a tensor, got {type(tensor).__name__}")
+    header.check_architecture(upload.client, upload.weights, upload.layers, upload.head, upload.aliases)
+    for name, tensor in upload.weights.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UploadError(f"{client}: weight {name!r} must be finite, got NaN or infinity")
-    for alias, kept in upload.aliases.items():
-        if kept not in upload.weights:
-            raise UploadError(f"{client}: {alias!r} must be tied to a weight, got {kept!r}, which is not there")
-    for layer in upload.layers:
-        for part, axes in ((layer.weight, 2), (layer.bias, 1)):
-            if part is not None and part not in upload.weights:
-                raise UploadError(f"{client}: layer {layer.name!r} must have its weight {part!r}, got none")
-            if part is not None and upload.weights[part].dim() < axes:
-                shape = tuple(upload.weights[part].shape)
-                raise UploadError(
-                    f"{client}: {part!r} must have at least {axes} axes to be read as a matrix, got {shape}"
-                )
-    if upload.head is not None and upload.head not in {layer.name for layer in upload.layers}:
-        raise UploadError(f"{client}: the head must be one of its layers, got {upload.head!r}")
+            raise UploadError(f"{upload.client}: weight {name!r} must be finite, got NaN or infinity")
 
 
 def spectra(upload: Upload, kind: str, found: Mapping[str, Spectrum | Tensor]) -> dict[str, Spectrum]:
@@ -94,13 +76,6 @@ def _from_dense(what: str, matrix: Tensor) -> Spectrum:
         return Spectrum.of_dense(matrix.reshape(-1, *matrix.shape[-2:])).to(dtype=torch.float32)
     except ValueError as error:
         raise UploadError(f"{what} must be {error}") from error
-
-
-def spaces(upload: Upload, found: Spaces) -> None:
-    try:
-        fit(found, upload.weights)
-    except UploadError as error:
-        raise UploadError(f"{upload.client}: {error}") from error
 
 
 def classes(upload: Upload) -> None:

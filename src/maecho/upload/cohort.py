@@ -13,7 +13,8 @@ from typing import Any, overload
 import torch
 
 from maecho import devices
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
+from maecho.upload.header import not_sent
 from maecho.upload.upload import Upload, read_header
 
 Source = Upload | str | Path
@@ -38,7 +39,7 @@ class Cohort(Sequence[Upload]):
         self.device = None if device is None else devices.find(device)
         """Where uploads are read to. None: each stays where it is."""
         if not self._sources:
-            raise UploadError("there must be at least one upload to aggregate, got none")
+            raise InputError("there must be at least one upload to aggregate, got none")
         # Headers first, so that a bad last file is found before the first has been worked on.
         abouts = [self._about(source) for source in self._sources]
         seen: dict[str, Any] = {}
@@ -70,8 +71,10 @@ class Cohort(Sequence[Upload]):
                 "place": "in memory",
             }
         if not isinstance(source, str | Path):
-            raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
-        return {**read_header(Path(source)), "place": str(source)}
+            raise InputError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
+        header = read_header(Path(source))
+        shown = ("client", "examples", "fingerprint", "statistics", "recipe")
+        return {**{name: getattr(header, name) for name in shown}, "place": str(source)}
 
     @property
     def home(self) -> torch.device:
@@ -101,7 +104,7 @@ class Cohort(Sequence[Upload]):
 
 def _missing(about: Mapping[str, Any], name: str, needs: list[str], method: str) -> str:
     """That a statistic is not there, the client's own reason if it gave one, and what to do."""
-    reason = about["recipe"].get("not_sent", {}).get(name)
+    reason = not_sent(about["recipe"]).get(name)
     lack = f"{about['client']}: {method} needs the statistic {name!r}, got"
     if reason is None:
         carried = ", ".join(about["statistics"]) or "none"

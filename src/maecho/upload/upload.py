@@ -13,10 +13,8 @@ directions of all classes in one row, as many of each as `ranks` says.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,14 +23,14 @@ import torch
 from torch import Tensor
 
 from maecho import devices
-from maecho._version import __version__
 from maecho.errors import UploadError
 from maecho.linalg.spectra import Spectrum
 from maecho.network.layers import Layer
-from maecho.network.spaces import Place, Space, Spaces
+from maecho.network.spaces import Spaces
 from maecho.statistics.gather import STATISTICS
 from maecho.statistics.gaussians import Moments
 from maecho.upload import checks
+from maecho.upload import header as headers
 from maecho.upload import storage as files
 
 SPECTRA = {"gram": "grams", "projector": "projectors", "gradients": "gradients"}
@@ -83,8 +81,7 @@ class Upload:
         if self.moments is not None:
             checks.moments(self, self.moments)
         checks.features(self)
-        if self.spaces is not None:
-            checks.spaces(self, self.spaces)
+        headers.check_spaces(self.client, self.weights, self.spaces)
 
     @property
     def has(self) -> frozenset[str]:
@@ -104,15 +101,10 @@ class Upload:
     @property
     def fingerprint(self) -> str:
         """Equal for equal architectures: names, shapes and dtypes of the weights, and how they are read as matrices."""
-        return hashlib.sha256(json.dumps(self.architecture(), sort_keys=True).encode()).hexdigest()[:16]
+        return headers.fingerprint(self.weights, self.layers, self.head, self.aliases)
 
     def architecture(self) -> dict[str, Any]:
-        return {
-            "weights": {name: _described(tensor) for name, tensor in self.weights.items()},
-            "layers": {layer.name: asdict(layer) for layer in self.layers},
-            "head": self.head,
-            "aliases": dict(self.aliases),
-        }
+        return headers.architecture(self.weights, self.layers, self.head, self.aliases)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The client's own model."""
@@ -129,22 +121,21 @@ class Upload:
             object.__setattr__(moved, part, _moved(getattr(self, part), found))
         return moved
 
-    def save(self, path: str | Path) -> None:
-        about = {
-            "client": self.client,
-            "examples": self.examples,
-            "fingerprint": self.fingerprint,
-            "statistics": sorted(self.has),
-            "layers": [asdict(layer) for layer in self.layers],
-            "head": self.head,
-            "aliases": dict(self.aliases),
-            "spaces": None if self.spaces is None else [asdict(space) for space in self.spaces],
-            "input_shape": None if self.moments is None else list(self.moments.shape),
-            "recipe": dict(self.recipe),
-            "made_by": f"maecho {__version__}",
-            "tensors": {name: _described(tensor) for name, tensor in self.tensors().items()},
-        }
-        files.write_tensors(Path(path), "upload", self.tensors(), about)
+    def save(self, path: str | Path, mode: int = files.PRIVATE) -> None:
+        """Write the file, by default for its owner alone to read; `mode` as of `chmod`."""
+        about = headers.Header(
+            client=self.client,
+            examples=self.examples,
+            fingerprint=self.fingerprint,
+            statistics=tuple(sorted(self.has)),
+            layers=self.layers,
+            head=self.head,
+            aliases=dict(self.aliases),
+            spaces=self.spaces,
+            input_shape=None if self.moments is None else self.moments.shape,
+            recipe=dict(self.recipe),
+        ).about()
+        files.write_tensors(Path(path), "upload", self.tensors(), about, mode)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that leaves the client, by the keys of the file."""
@@ -176,79 +167,44 @@ class Upload:
         return sum(size for part, size in sizes.items() if only is None or part in {"weights", *only})
 
     @classmethod
-    def load(cls, path: str | Path, only: Collection[str] | None = None) -> Upload:
+    def load(cls, path: str | Path, only: Collection[str] | None = None, limits: files.Limits | None = None) -> Upload:
         """Read a file; with `only`, of the statistics just these. Raises UploadError unless it is a sound upload."""
-        path = Path(path)
-        about = read_header(path)
-        kept = None if only is None else {"weights", "classes", *only}
-        tensors = files.read_tensors(path, lambda name: kept is None or name.split("/")[0] in kept)
-        _check_inventory(path, about, tensors, kept)
+        kept = set(STATISTICS) if only is None else {"classes", *only}
+        with files.opened(Path(path), "upload", limits) as file:
+            header = headers.read(file, STATISTICS)
+            tensors = file.read_all(lambda name: name.split("/")[0] in kept | {"weights"})
         try:
             upload = cls(
-                client=about["client"],
-                examples=about["examples"],
+                client=header.client,
+                examples=header.examples,
                 weights=_read_named("weights", tensors),
-                layers=tuple(Layer(**layer) for layer in about["layers"]),
-                head=about["head"],
-                aliases=about["aliases"],
-                spaces=_read_spaces(about["spaces"]),
+                layers=header.layers,
+                head=header.head,
+                aliases=header.aliases,
+                spaces=header.spaces,
                 class_counts=tensors.get("classes"),
-                moments=_read_moments("moments", tensors, about["input_shape"]),
+                moments=_read_moments("moments", tensors, header.input_shape),
                 features=_read_features(tensors),
                 targets=tensors.get("targets"),
                 fisher=_read_named("fisher", tensors),
                 **{part: _read_spectra(kind, tensors) for kind, part in SPECTRA.items()},
-                recipe=about["recipe"],
+                recipe=header.recipe,
             )
         except UploadError as error:
             raise UploadError(f"{path}: {error}") from error
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             raise UploadError(
                 f"{path} must be a maecho upload, got parts that do not fit together ({error})"
             ) from error
-        for name in sorted(set(about["statistics"]) & (kept or set(STATISTICS)) - upload.has):
+        for name in sorted(set(header.statistics) & kept - upload.has):
             raise UploadError(f"{path}: {upload.client}'s {name} must be there as the header says, got none")
-        if upload.fingerprint != about["fingerprint"]:
-            raise UploadError(
-                f"{path}: {upload.client}'s weights must be of the architecture {about['fingerprint']} that the file "
-                f"names, got {upload.fingerprint}"
-            )
         return upload
 
 
-HEADER: dict[str, tuple[type, ...]] = {
-    "client": (str,),
-    "examples": (int,),
-    "fingerprint": (str,),
-    "statistics": (list,),
-    "layers": (list,),
-    "head": (str, type(None)),
-    "aliases": (dict,),
-    "spaces": (list, type(None)),
-    "input_shape": (list, type(None)),
-    "recipe": (dict,),
-    "tensors": (dict,),
-}
-"""What the header of a file must say, and as what."""
-
-
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path, limits: files.Limits | None = None) -> headers.Header:
     """All that a file says of itself, without reading its tensors."""
-    about = files.read_about(path, "upload")
-    for key, kinds in HEADER.items():
-        if key not in about:
-            raise UploadError(f"{path} must be a maecho upload, got one whose header has no {key!r}")
-        if not isinstance(about[key], kinds):
-            raise UploadError(f"{path} must be a maecho upload, got one whose header says {key} = {about[key]!r}")
-    if not set(about["statistics"]) <= set(STATISTICS):
-        raise UploadError(f"{path} must be a maecho upload, got one with the statistics {about['statistics']!r}")
-    return about
-
-
-def _read_spaces(found: list[Any] | None) -> Spaces | None:
-    if found is None:
-        return None
-    return tuple(Space(s["name"], s["size"], tuple(Place(**place) for place in s["places"])) for s in found)
+    with files.opened(path, "upload", limits) as file:
+        return headers.read(file, STATISTICS)
 
 
 def _moved(part: Any, device: torch.device) -> Any:
@@ -260,24 +216,6 @@ def _moved(part: Any, device: torch.device) -> Any:
     if isinstance(part, Moments):
         return replace(part, **{f.name: _moved(getattr(part, f.name), device) for f in fields(part)})
     return part
-
-
-def _described(tensor: Tensor) -> list[Any]:
-    return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
-
-
-def _check_inventory(
-    path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor], kept: set[str] | None
-) -> None:
-    """Every tensor that the header lists, and no other: the absence of one could mean something else."""
-    listed = {name: d for name, d in about["tensors"].items() if kept is None or name.split("/")[0] in kept}
-    for name in listed.keys() | tensors.keys():
-        got = _described(tensors[name]) if name in tensors else "none"
-        if got != listed.get(name, "none"):
-            raise UploadError(
-                f"{path}: tensor {name!r} of {about['client']} must be {listed.get(name, 'none')} as the header says, "
-                f"got {got}"
-            )
 
 
 def _read_named(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -312,7 +250,7 @@ def _moments_tensors(key: str, m: Moments) -> dict[str, Tensor]:
     return parts if m.residual is None else {**parts, f"{key}/{_RESIDUAL[m.in_cosines]}": m.residual}
 
 
-def _read_moments(key: str, tensors: Mapping[str, Tensor], shape: list[int] | None) -> Moments | None:
+def _read_moments(key: str, tensors: Mapping[str, Tensor], shape: Sequence[int] | None) -> Moments | None:
     if f"{key}/means" not in tensors or shape is None:
         return None
     return Moments(
@@ -327,9 +265,11 @@ def _read_moments(key: str, tensors: Mapping[str, Tensor], shape: list[int] | No
 
 
 def _read_covariances(key: str, tensors: Mapping[str, Tensor]) -> tuple[Spectrum, ...]:
-    ranks: list[int] = tensors[f"{key}/ranks"].tolist()
-    values, basis = tensors[f"{key}/values"], tensors[f"{key}/basis"]
-    if min(ranks, default=0) < 0 or basis.dim() != 2 or not sum(ranks) == len(values) == basis.shape[1]:
+    counts, values, basis = (tensors[f"{key}/{part}"] for part in ("ranks", "values", "basis"))
+    if (counts.dim(), values.dim(), basis.dim()) != (1, 1, 2) or counts.is_floating_point():
+        raise ValueError(f"covariances of ranks {list(counts.shape)}, values {list(values.shape)}, {list(basis.shape)}")
+    ranks: list[int] = counts.tolist()
+    if min(ranks, default=0) < 0 or not sum(ranks) == len(values) == basis.shape[1]:
         raise ValueError(f"covariances of ranks {ranks} with {len(values)} eigenvalues and vectors {list(basis.shape)}")
     pairs = zip(values.split(ranks), basis.split(ranks, 1), strict=True)
     return tuple(Spectrum(s.unsqueeze(0), U.unsqueeze(0).contiguous()) for s, U in pairs)
