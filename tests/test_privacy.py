@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import maecho
-from maecho import Privacy, RelayClient, Upload, UploadError, make_upload, relay
+from maecho import InputError, Privacy, RelayClient, Upload, UploadError, make_upload, relay
 from maecho.cli import app as cli
 from maecho.echo.fit import Regression, repaired
 from maecho.echo.observation import observe
@@ -516,7 +516,7 @@ def test_an_epsilon_that_is_refused() -> None:
 
 def test_without_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(UploadError, match=r"counted by dp-accounting, got none: pip install 'maecho\[privacy\]'"):
+    with pytest.raises(InputError, match=r"counted by dp-accounting, got none: pip install 'maecho\[privacy\]'"):
         make_upload(network(), batches(), "ann", privacy=Privacy(1.0, 1.0))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from maecho import METHODS, UploadError, make_upload, relay
+from maecho import METHODS, InputError, make_upload, relay
 from maecho.aggregation import MAEcho
 from maecho.lab import data, experiment, networks
 from maecho.lab.experiment import Experiment, results_path, settings, summarise
@@ -207,7 +207,7 @@ def test_only_the_columns_asked_for_are_done(tmp_path: Path) -> None:
     whole = reproduce(ONE, tmp_path)["runs"][0]["columns"]
     assert list(whole) == list(ONE.methods)
     assert whole["ensemble"] == first["ensemble"]
-    with pytest.raises(UploadError, match=r"columns must be among local, ma-echo, ensemble, got 'fedavg'"):
+    with pytest.raises(InputError, match=r"columns must be among local, ma-echo, ensemble, got 'fedavg'"):
         reproduce(ONE, tmp_path, columns=["fedavg"])
 
 
@@ -287,7 +287,7 @@ def test_damaged_results_are_left_alone(tmp_path: Path, damage: str) -> None:
     results = reproduce(ONE, tmp_path)
     text = path.read_text()[:-30] if damage == "cut" else json.dumps(DAMAGED[damage](results))
     path.write_text(text)
-    with pytest.raises(UploadError) as caught:
+    with pytest.raises(InputError) as caught:
         reproduce(ONE, tmp_path)
     assert str(path) in str(caught.value)
     assert "must hold results of tiny, got something else" in str(caught.value)
@@ -380,7 +380,7 @@ def test_a_config_of_ones_own(tmp_path: Path) -> None:
 def test_a_mistake_in_a_config_is_found_when_it_is_read(tmp_path: Path, right: str, wrong: str, part: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(CONFIG.replace(right, wrong, 1))
-    with pytest.raises(UploadError) as caught:
+    with pytest.raises(InputError) as caught:
         Experiment.load(str(path))
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
@@ -401,7 +401,7 @@ def test_a_bare_machine_reproduces_too(
 
 
 def test_an_experiment_that_is_not_there() -> None:
-    with pytest.raises(UploadError, match=r"one of .*table-1.* or the path of a \.toml file, got 'table-99'"):
+    with pytest.raises(InputError, match=r"one of .*table-1.* or the path of a \.toml file, got 'table-99'"):
         Experiment.load("table-99")
 
 

@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 
 from maecho import devices
-from maecho.errors import InputError, UploadError
+from maecho.errors import UploadError
 from maecho.upload.header import not_sent
 from maecho.upload.upload import Upload, read_header
 
@@ -39,7 +39,7 @@ class Cohort(Sequence[Upload]):
         self.device = None if device is None else devices.find(device)
         """Where uploads are read to. None: each stays where it is."""
         if not self._sources:
-            raise InputError("there must be at least one upload to aggregate, got none")
+            raise UploadError("there must be at least one upload to aggregate, got none")
         # Headers first, so that a bad last file is found before the first has been worked on.
         abouts = [self._about(source) for source in self._sources]
         seen: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class Cohort(Sequence[Upload]):
                 "place": "in memory",
             }
         if not isinstance(source, str | Path):
-            raise InputError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
+            raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
         header = read_header(Path(source))
         shown = ("client", "examples", "fingerprint", "statistics", "recipe")
         return {**{name: getattr(header, name) for name in shown}, "place": str(source)}
