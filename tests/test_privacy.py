@@ -352,7 +352,7 @@ def test_an_upload_with_privacy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     again = Upload.load(tmp_path / "ann.safetensors")
     sentence = inspection.privacy(again)
     assert sentence is not None
-    cli.console.show_upload(again, tmp_path / "ann.safetensors", {"fingerprint": "x", "made_by": "y"})
+    cli.console.show_upload(tmp_path / "ann.safetensors", as_json=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Privacy, as the client says: {sentence}." in shown
     assert "(ε, δ) = (4.377, 1e-05) for one example of one client, added or removed" in shown

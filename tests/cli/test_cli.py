@@ -24,6 +24,7 @@ from maecho.cli import factories as named
 from maecho.lab import demo, experiment
 from maecho.statistics.gather import STATISTICS
 from maecho.upload import storage as files
+from support.damage import forged
 from support.tiny import QUICK, cases
 
 MODULE = """
@@ -155,7 +156,7 @@ def test_aggregate(module: str, uploads: list[Path], run: Run, method: str) -> N
     for client in ("ann", "bob"):
         given = f"--model {module}:network --weights {client}-weights --data {module}:{client} --client {client}"
         everything = f"--statistics {','.join(STATISTICS)} --labels sampled --seed 3"
-        assert run(f"upload {given} {everything} --out {client}.safetensors").code == 0
+        assert run(f"upload {given} {everything} --force --out {client}.safetensors").code == 0
     options = QUICK.get(method, {})
     given = "".join(f" --set {name}={value}" for name, value in options.items()) + f" --model {module}:network"
     line = f"aggregate ann.safetensors bob.safetensors --method {method}{given} --out merged.safetensors --json"
@@ -318,7 +319,7 @@ def test_an_error_is_one_line_and_nothing_is_written(
     module: str, uploads: list[Path], run: Run, monkeypatch: pytest.MonkeyPatch, line: str, parts: tuple[str, ...]
 ) -> None:
     about = files.read_about(uploads[0], "upload") | {"version": files.VERSION + 1}
-    save_file(load_file(uploads[0]), "newer", metadata={files.KEY: json.dumps(about)})
+    forged(Path("newer"), load_file(uploads[0]), about)
     Path("ann.pt").write_bytes(b"pickle")
     monkeypatch.setenv("MAECHO_DATA", "nowhere")
 

@@ -172,7 +172,7 @@ def _numbers(rng: random.Random, content: bytes) -> Case:
 
 
 def _other(rng: random.Random, tensor: Tensor) -> Tensor:
-    choice = rng.randrange(6)
+    choice = rng.randrange(0 if tensor.is_floating_point() or tensor.dtype == torch.int64 else 2, 6)
     if choice == 0 and tensor.numel():
         flat = tensor.clone().reshape(-1)
         whole = (-1, 0, 2**62, 2**63 - 1, -(2**63), 10**9)

@@ -134,13 +134,13 @@ def upload(
     Example: `maecho upload --model clinic:network --weights a.safetensors --data clinic:train --client clinic-a --out
     clinic-a.safetensors`
     """
-    values.check_out(out, force, [] if weights is None else [weights])
-    permissions = values.permissions(mode)
     privacy = None
     if privacy_noise is not None and privacy_clip is not None:
         privacy = Privacy(privacy_noise, privacy_clip, delta=privacy_delta)
     elif privacy_noise is not None or privacy_clip is not None:
         raise InputError("--privacy-noise and --privacy-clip must be given together, got one of them")
+    values.check_out(out, force, [] if weights is None else [weights])
+    permissions = values.permissions(mode)
     made = make_upload(
         named.model(model, weights),
         named.batches(data),

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from maecho.errors import UploadError
 from maecho.linalg.spectra import TOLERANCE, Spectrum
-from maecho.statistics.gaussians import Moments
+from maecho.statistics.gaussians import NO_CLASS, Moments
 from maecho.upload import header
 
 if TYPE_CHECKING:
     from maecho.upload.upload import Upload
+
+MOST_CLASSES = 2**24
+"""Where an upload does not say how many there are. Labels are counted by their number, so a huge one takes memory."""
 
 
 def weights(upload: Upload) -> None:
@@ -53,6 +56,7 @@ def spectra(upload: Upload, kind: str, found: Mapping[str, Spectrum | Tensor]) -
             raise UploadError(f"{client}: {kind} of {name!r} must be a Spectrum or a matrix, got {type(one).__name__}")
         if spectrum.basis is None and (of_outputs or not layers[name].transposed):
             raise UploadError(f"{client}: {kind} of {name!r} must have eigenvectors, got eigenvalues alone")
+        real(f"{client}: {kind} of {name!r}", spectrum.values, spectrum.basis)
         wrong = spectrum.malformed()
         if wrong:
             raise UploadError(f"{client}: {kind} of {name!r} must be {wrong}")
@@ -82,7 +86,7 @@ def classes(upload: Upload) -> None:
     counts = upload.class_counts
     if counts is None:
         return
-    if counts.dim() != 1 or counts.is_floating_point() or bool((counts < 0).any()):
+    if counts.dim() != 1 or not _is_whole(counts) or bool((counts < 0).any()):
         raise UploadError(
             f"{upload.client}: class counts must be one whole number a class, none negative, got {counts.tolist()}"
         )
@@ -92,10 +96,20 @@ def classes(upload: Upload) -> None:
             f"{upload.client}: class counts must be of the {head.shape(upload.weights)[1]} classes of the head, "
             f"got {len(counts)}"
         )
-    if int(counts.sum()) != upload.examples:
-        raise UploadError(
-            f"{upload.client}: class counts must sum to its {upload.examples} examples, got {int(counts.sum())}"
-        )
+    total = sum(counts.tolist())  # of Python's numbers: sums of torch's wrap at 2**63
+    if total != upload.examples:
+        raise UploadError(f"{upload.client}: class counts must sum to its {upload.examples} examples, got {total}")
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and tensor.dtype != torch.bool
+
+
+def real(what: str, *tensors: Tensor | None) -> None:
+    """Statistics that are sums or directions are of floating point, whatever a file may hold."""
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_floating_point():
+            raise UploadError(f"{what} must be of floating point, got {tensor.dtype}")
 
 
 def targets(upload: Upload) -> None:
@@ -108,6 +122,7 @@ def targets(upload: Upload) -> None:
     if not isinstance(found, Tensor) or tuple(found.shape) != head.shape(upload.weights)[1:]:
         expected, got = head.shape(upload.weights)[1:], tuple(found.shape) if isinstance(found, Tensor) else found
         raise UploadError(f"{upload.client}: targets must be {expected}, classes by inputs of the head, got {got}")
+    real(f"{upload.client}: targets", found)
     if not found.isfinite().all():
         raise UploadError(f"{upload.client}: targets must be finite, got NaN or infinity")
     counted = float(found.double()[:, -1].sum())
@@ -132,6 +147,7 @@ def fisher(upload: Upload) -> None:
         if not isinstance(found, Tensor) or found.shape != weights[name].shape:
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise UploadError(f"{client}: fisher of {name!r} must be {tuple(weights[name].shape)} as it is, got {got}")
+        real(f"{client}: fisher of {name!r}", found)
         if not found.isfinite().all():
             raise UploadError(f"{client}: fisher of {name!r} must be finite, got NaN or infinity")
         if found.numel() and float(found.min()) < 0:
@@ -141,14 +157,27 @@ def fisher(upload: Upload) -> None:
 def moments(upload: Upload, found: Moments, of: str = "") -> None:
     """`of`: what they are moments of, where it is not the raw inputs."""
     client = upload.client
+    real(f"{client}: class means and variances{of}", found.means, found.residual)
     if not found.means.isfinite().all():
         raise UploadError(f"{client}: class means{of} must be finite, got NaN or infinity")
-    if int(found.counts.sum()) != upload.examples or bool((found.counts < 1).any()):
+    if not _is_whole(found.counts) or not _is_whole(found.classes):
+        got = ", ".join(str(tensor.dtype) for tensor in (found.classes, found.counts))
+        raise UploadError(f"{client}: classes and counts of the class moments{of} must be whole numbers, got {got}")
+    total = sum(found.counts.tolist())
+    if total != upload.examples or bool((found.counts < 1).any()):
         raise UploadError(
             f"{client}: counts of the class moments{of} must be positive and sum to its {upload.examples} examples, "
-            f"got {int(found.counts.sum())}"
+            f"got {total}"
+        )
+    labels = MOST_CLASSES if upload.class_counts is None else len(upload.class_counts)
+    lowest, highest = (int(end) for end in found.classes.aminmax())
+    if lowest < NO_CLASS or highest >= labels:
+        raise UploadError(
+            f"{client}: classes of the class moments{of} must lie in 0 … {labels - 1}, or be {NO_CLASS} for no class, "
+            f"got {lowest} … {highest}"
         )
     for covariance in found.covariances:
+        real(f"{client}: class covariances{of}", covariance.values, covariance.basis)
         wrong = covariance.complaint()
         if wrong:
             raise UploadError(f"{client}: class covariances{of} must be {wrong}")
