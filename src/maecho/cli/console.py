@@ -43,9 +43,9 @@ def plain(text: object, style: str = "") -> Text:
     return Text(printable(str(text)), style)
 
 
-def say(*parts: str | Text | tuple[str, str]) -> None:
-    """One line of texts, each with its own style."""
-    out.print(Text.assemble(*parts))
+def say(*parts: str | Text | tuple[str, str], whole: bool = False) -> None:
+    """One line of texts, each with its own style. `whole`: not broken, so that a path in it can be copied."""
+    out.print(Text.assemble(*parts), soft_wrap=whole)
 
 
 def size(number: float) -> str:
@@ -220,7 +220,7 @@ def show_results(
                 *map(plain, cell.values()), *(_figure(figures.get(c)) for c in columns[first : first + at_once])
             )
         out.print(drawn)
-    say("Every run, with partition, seconds and versions: ", plain(path))
+    say("Every run, with partition, seconds and versions: ", plain(path), whole=True)
 
 
 def _figure(figure: Figure | None) -> str:

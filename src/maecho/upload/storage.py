@@ -132,10 +132,8 @@ class File:
         return tensor
 
     def read_all(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """The tensors whose names are wanted, in the order of the file."""
-        return {
-            name: self.read(name) for name, _ in sorted(self.listing.items(), key=lambda i: i[1].begin) if wanted(name)
-        }
+        """The tensors whose names are wanted, by name."""
+        return {name: self.read(name) for name in sorted(self.listing) if wanted(name)}
 
     def _identify(self, wanted: str) -> None:
         """Read what maecho wrote into the metadata, and hold the header against its digest."""
