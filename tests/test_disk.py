@@ -10,8 +10,6 @@ from typing import Any
 from maecho import Upload, aggregate, disk
 from support.tiny import refused, upload
 
-FIXTURES = Path(__file__).resolve().parent / "version_1"
-UPLOADS = sorted(FIXTURES.glob("upload-*.safetensors"))
 ANN = "ann.safetensors"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,6 @@ import torch
 from maecho import InputError, UploadError, schema
 from maecho.errors import LONGEST, one_line, printable
 from support.tiny import refused, upload
-
-FIXTURES = Path(__file__).resolve().parent / "version_1"
-UPLOADS = sorted(FIXTURES.glob("upload-*.safetensors"))
-ANN = "ann.safetensors"
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "x" * 201, "\u202e", "\ud800", " "])

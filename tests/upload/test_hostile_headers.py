@@ -17,8 +17,6 @@ from maecho.upload import storage
 from support import damage
 from support.tiny import batches, cases, network, refused, upload
 
-FIXTURES = Path(__file__).resolve().parent / "version_1"
-UPLOADS = sorted(FIXTURES.glob("upload-*.safetensors"))
 ANN = "ann.safetensors"
 
 

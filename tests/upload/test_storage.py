@@ -26,8 +26,6 @@ from maecho.upload.storage import Limits
 from support import damage, mutations
 from support.tiny import refused, upload
 
-FIXTURES = Path(__file__).resolve().parent / "version_1"
-UPLOADS = sorted(FIXTURES.glob("upload-*.safetensors"))
 ANN = "ann.safetensors"
 
 
