@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit benchmark clean
+.PHONY: demo test lint types unit fuzz benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/maecho demo
@@ -20,6 +20,10 @@ types: $(VENV)/.installed
 # One thread: the suite is many small products, and on shared cores threads wait for each other.
 unit: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# 20,000 bad files, 20,000 flipped bits, 300 killed writers; prints what came of them, and fails if one was wrong.
+fuzz: $(VENV)/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m support.fuzz
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/ma_echo.py

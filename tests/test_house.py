@@ -16,6 +16,8 @@ CORE = {"torch", "numpy", "safetensors"}
 LEAVES = {
     "rich": {"console.py", "progress.py"},
     "typer": {"app.py"},
+    "msgspec": {"schema.py"},
+    "filelock": {"disk.py"},
     "daqp": {"simplex.py"},
     "sklearn": {"data.py"},
     "scipy": {"matching.py"},

@@ -71,14 +71,15 @@ def _cut(rng: random.Random, content: bytes) -> Case:
 def _overwrite(rng: random.Random, content: bytes) -> Case:
     length = rng.choice((1, 2, 8, 64, 1000))
     start = rng.randrange(len(content))
-    return Case("overwritten", content[:start] + rng.randbytes(length) + content[start + length :])
+    changed = content[:start] + rng.randbytes(length) + content[start + length :]
+    return Case("overwritten", changed, must_fail=changed != content)
 
 
 def _move(rng: random.Random, content: bytes) -> Case:
     """Bytes left out, or there twice."""
     one, other = sorted(rng.randrange(len(content)) for _ in range(2))
     kept = content[:one] + (content[one:other] * 2 if rng.random() < 0.5 else b"") + content[other:]
-    return Case("moved", kept)
+    return Case("moved", kept, must_fail=kept != content)
 
 
 def _foreign(rng: random.Random, content: bytes) -> Case:

@@ -266,7 +266,7 @@ def _read_moments(key: str, tensors: Mapping[str, Tensor], shape: Sequence[int] 
 
 def _read_covariances(key: str, tensors: Mapping[str, Tensor]) -> tuple[Spectrum, ...]:
     counts, values, basis = (tensors[f"{key}/{part}"] for part in ("ranks", "values", "basis"))
-    if (counts.dim(), values.dim(), basis.dim()) != (1, 1, 2) or counts.is_floating_point():
+    if (counts.dim(), values.dim(), basis.dim()) != (1, 1, 2) or counts.dtype != torch.int64:
         raise ValueError(f"covariances of ranks {list(counts.shape)}, values {list(values.shape)}, {list(basis.shape)}")
     ranks: list[int] = counts.tolist()
     if min(ranks, default=0) < 0 or not sum(ranks) == len(values) == basis.shape[1]:
