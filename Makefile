@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs benchmark clean
+.PHONY: demo test lint types unit docs fuzz benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/maecho demo
@@ -24,6 +24,9 @@ unit: $(VENV)/.installed
 # The tables in README.md, docs/methods.md and docs/results.md, from METHODS, configs and committed results.
 docs: $(VENV)/.installed
 	$(BIN)/python -m maecho.lab.documents
+# 20,000 bad files, 20,000 flipped bits, 300 killed writers; prints what came of them, and fails if one was wrong.
+fuzz: $(VENV)/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m support.fuzz
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/ma_echo.py

@@ -22,8 +22,10 @@ CORE = {"torch", "numpy", "safetensors"}
 LEAVES = {
     "rich": {"cli/console.py", "progress.py", "formatting.py"},
     "typer": {"cli/app.py"},
+    "msgspec": {"schema.py"},
+    "filelock": {"disk.py"},
     "daqp": {"linalg/simplex.py"},
-    "sklearn": {"lab/data.py"},
+    "sklearn": {"lab/data.py", "statistics/moments.py"},
     "scipy": {"aggregation/matching.py"},
     "ot": {"alignment/transport.py"},
     "dp_accounting": {"privacy.py"},
@@ -32,7 +34,19 @@ LEAVES = {
 }
 """What else may be imported, and where. jaxtyping is for the type checker alone."""
 
-ROOT_HELPERS = {"_version", "errors", "options", "devices", "progress", "randomness", "privacy", "formatting"}
+ROOT_HELPERS = {
+    "_version",
+    "devices",
+    "disk",
+    "errors",
+    "formatting",
+    "names",
+    "options",
+    "privacy",
+    "progress",
+    "randomness",
+    "schema",
+}
 """Modules beside the packages that know nothing of any room."""
 ROOMS = (
     "root helpers",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import maecho
-from maecho import Privacy, RelayClient, Upload, UploadError, make_upload, relay
+from maecho import InputError, Privacy, RelayClient, Upload, UploadError, make_upload, relay
 from maecho.cli import app as cli
 from maecho.echo.fit import Regression, repaired
 from maecho.echo.observation import observe
@@ -358,7 +358,7 @@ def test_an_upload_with_privacy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     again = Upload.load(tmp_path / "ann.safetensors")
     sentence = inspection.privacy(again)
     assert sentence is not None
-    cli.console.show_upload(again, tmp_path / "ann.safetensors", {"fingerprint": "x", "made_by": "y"})
+    cli.console.show_upload(tmp_path / "ann.safetensors", as_json=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Privacy, as the client says: {sentence}." in shown
     assert "(ε, δ) = (4.377, 1e-05) for one example of one client, added or removed" in shown
@@ -524,7 +524,7 @@ def test_an_epsilon_that_is_refused() -> None:
 
 def test_without_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(UploadError, match=r"counted by dp-accounting, got none: pip install 'maecho\[privacy\]'"):
+    with pytest.raises(InputError, match=r"counted by dp-accounting, got none: pip install 'maecho\[privacy\]'"):
         make_upload(network(), batches(), "ann", privacy=Privacy(1.0, 1.0))
 
 

@@ -5,7 +5,7 @@ from maecho.aggregation import METHODS, Merged, aggregate
 from maecho.echo.client import RelayClient
 from maecho.echo.relay import relay
 from maecho.echo.server import RelayServer
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
 from maecho.evaluation import Ensemble, Evaluation, evaluate
 from maecho.privacy import Privacy
 from maecho.upload.client import make_upload
@@ -15,6 +15,7 @@ __all__ = [
     "METHODS",
     "Ensemble",
     "Evaluation",
+    "InputError",
     "Merged",
     "Privacy",
     "RelayClient",

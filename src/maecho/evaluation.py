@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho.aggregation.average import HOLDS
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.forward import forward
 
 
@@ -42,23 +42,23 @@ def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = N
     for step in forward(model, batches, "evaluation", progress):
         if step.labels is None or not isinstance(step.output, Tensor) or step.output.dim() != 2:
             got = "no such labels" if step.labels is None else f"outputs {tuple(getattr(step.output, 'shape', ()))}"
-            raise UploadError(
+            raise InputError(
                 f"evaluation needs one whole-number label an example and a model with one output a class, got {got}"
             )
         labels, classes = step.labels.cpu(), step.output.shape[1]
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
-            raise UploadError(
+            raise InputError(
                 f"evaluation: labels must lie in 0 … {classes - 1}, since the model has {classes} outputs, "
                 f"got {int(labels.min())} … {int(labels.max())}"
             )
         if not step.output.isfinite().all():
-            raise UploadError("evaluation: the model's outputs must be finite, got NaN or infinity")
+            raise InputError("evaluation: the model's outputs must be finite, got NaN or infinity")
         right = labels[step.output.argmax(1).cpu() == labels].bincount(minlength=classes)
         if not len(examples):
             correct = examples = torch.zeros(classes, dtype=torch.int64)
         correct, examples = correct + right, examples + labels.bincount(minlength=classes)
     if not int(examples.sum()):
-        raise UploadError("evaluation needs at least one example, got none")
+        raise InputError("evaluation needs at least one example, got none")
     return Evaluation(tuple(correct.tolist()), tuple(examples.tolist()))
 
 
@@ -85,7 +85,7 @@ class Ensemble(nn.Module):
     ):
         super().__init__()
         if not models:
-            raise UploadError("an ensemble must have at least one model, got none")
+            raise InputError("an ensemble must have at least one model, got none")
         if by not in ("logits", "probabilities", "class-aware"):
             raise ValueError(f"by must be logits, probabilities or class-aware, got {by!r}")
         self.models, self.by = nn.ModuleList(models), by
@@ -95,7 +95,7 @@ class Ensemble(nn.Module):
             if len(counts) != len(models) or len({len(one) for one in counts}) != 1:
                 classes = ", ".join(str(len(one)) for one in counts)
                 got = f"those of {len(counts)}, with {classes} classes" if counts else "none"
-                raise UploadError(
+                raise InputError(
                     f"a class-aware ensemble needs the class counts of its {len(models)} models, got {got}"
                 )
             self._held = (torch.stack(counts) >= HOLDS).float()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from maecho.errors import InputError
+
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        raise InputError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
 
 
 def number(name: str, value: object, words: str, low: float, high: float = math.inf, whole: bool = False) -> None:
@@ -16,7 +18,7 @@ def number(name: str, value: object, words: str, low: float, high: float = math.
     kind = int if whole else (int, float)
     fits = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
     if not fits or (words == POSITIVE and value == 0):
-        raise ValueError(f"{name} must be {words}, got {value!r}")
+        raise InputError(f"{name} must be {words}, got {value!r}")
 
 
 POSITIVE = "positive and finite"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -169,7 +169,7 @@ def _library() -> Any:
     try:
         import dp_accounting
     except ImportError as error:
-        raise UploadError(
+        raise InputError(
             "what privacy costs is counted by dp-accounting, got none: pip install 'maecho[privacy]'"
         ) from error
     return dp_accounting

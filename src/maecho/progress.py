@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sized
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
+from maecho.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -36,6 +38,7 @@ def track(items: Iterable[T], label: str, total: int | None = None, show: bool |
         yield from items
         return
     try:
+        from rich.markup import escape
         from rich.progress import Progress
     except ImportError:
         yield from items
@@ -44,7 +47,7 @@ def track(items: Iterable[T], label: str, total: int | None = None, show: bool |
     with Progress(console=stderr(), transient=True) as bar:
         for done, item in enumerate(items):
             if task is None and time.monotonic() - began > PATIENCE:
-                task = bar.add_task(label, total=total, completed=done)
+                task = bar.add_task(escape(printable(label)), total=total, completed=done)
             yield item
             if task is not None:
                 bar.advance(task)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import maecho
 from maecho.aggregation import DENSE, choose, dense
+from maecho.errors import InputError
 from maecho.lab import data, networks, partition
 from maecho.lab.training import LocalTraining
 from maecho.synthesis.generator import (
@@ -237,26 +238,26 @@ class Giving(nn.Sequential):
 
 
 def test_a_skeleton_that_does_not_fit_is_refused() -> None:
-    with refused("dense", "model must be the network", "got none", "model=network"):
+    with refused("dense", "model must be the network", "got none", "model=network", error=InputError):
         merge(model=None)
-    with refused("dense", "9x12 for '0.weight'", "client-0", "got 8x12"):
+    with refused("dense", "9x12 for '0.weight'", "client-0", "got 8x12", error=InputError):
         merge(model=nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5)))
-    with refused("dense", "'4.", "got none"):
+    with refused("dense", "'4.", "got none", error=InputError):
         merge(model=small_network()[:4])
-    with refused("dense", "must have none for '5.weight'", "got 2x5"):
+    with refused("dense", "must have none for '5.weight'", "got 2x5", error=InputError):
         merge(model=nn.Sequential(*small_network(), nn.Linear(5, 2)))
     with refused("dense", "torch.nn.Module", "got str", error=ValueError):
         merge(model="network")
-    with refused("dense", "parameters to train", "got Sequential"):
+    with refused("dense", "parameters to train", "got Sequential", error=InputError):
         merge(model=small_network().requires_grad_(False))
 
 
 def test_a_network_that_takes_or_gives_something_else_is_refused() -> None:
-    with refused("dense", "float32 inputs (8, 13)", "got an error"):
+    with refused("dense", "float32 inputs (8, 13)", "got an error", error=InputError):
         merge(input_shape=(13,))
-    with refused("dense", "one output a class", "got dict"):
+    with refused("dense", "one output a class", "got dict", error=InputError):
         merge(model=Giving("dict"))
-    with refused("dense", "one output a class", "got ()"):
+    with refused("dense", "one output a class", "got ()", error=InputError):
         merge(model=Giving("one number"))
     torch.testing.assert_close(dict(merge(model=Giving("tuple"))), dict(merge()))
 

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import maecho
-from maecho import UploadError
+from maecho import InputError, UploadError
 from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.alignment.responses import Responses, common_inputs
 from maecho.alignment.transport import Alignment
@@ -181,12 +181,12 @@ def test_what_is_missing_is_named(method: str) -> None:
     uploads = clients(2)
     named = method.replace("+", r"\+")
     with pytest.raises(
-        UploadError,
+        InputError,
         match=rf"{named}: model must be the network that the uploads are weights of, since {named} with metric="
         rf"'activations' runs it, got none; give it as aggregate\(uploads, '{named}', model=network\)",
     ):
         maecho.aggregate(uploads, method, metric="activations")
-    with pytest.raises(UploadError, match=rf"{named}: model must have 9x12 for '0\.weight' .*got 9x11"):
+    with pytest.raises(InputError, match=rf"{named}: model must have 9x12 for '0\.weight' .*got 9x11"):
         maecho.aggregate(uploads, method, metric="activations", model=_narrow())
     poor = [stated(upload, moments=None) for upload in uploads]
     with pytest.raises(UploadError, match=rf"client-0: {named} needs the statistic 'moments', got"):
@@ -245,7 +245,7 @@ def test_layers_that_cannot_be_compared_are_named() -> None:
         ((1.0, 2.0), r"layer 'one' must run alike in all networks .*got outputs of \[\d+\] and \[\d+, \d+\] rows"),
     ):
         uploads = [maecho.make_upload(ByHand(t), batches(), f"c{t}-{i}", ["moments"]) for i, t in enumerate(times)]
-        with pytest.raises(UploadError, match=words):
+        with pytest.raises(InputError, match=words):
             Alignment(metric="activations", model=ByHand(), spaces=spaces, reference=uploads[0].client).align(uploads)
 
 

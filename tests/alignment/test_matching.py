@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 import maecho
-from maecho import UploadError
+from maecho import InputError, UploadError
 from maecho.aggregation.matching import PFNM, FedMA, assign
 from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.alignment.transport import Alignment
@@ -90,7 +90,7 @@ def test_the_reference_is_a_choice() -> None:
         expected = next(u for u in uploads if u.client == name)
         for upload in aligned:
             torch.testing.assert_close(upload.weights["fc1.weight"], expected.weights["fc1.weight"])
-    with pytest.raises(UploadError, match="reference must be largest or the name of a client, got 'client-9'"):
+    with pytest.raises(InputError, match="reference must be largest or the name of a client, got 'client-9'"):
         Alignment(model=model, reference="client-9").align(uploads)
 
 
@@ -161,5 +161,5 @@ def test_bad_options() -> None:
         FedMA(growth=0.5)
     conv = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(20, 5))
     upload = maecho.make_upload(conv, [(x.unsqueeze(1), y) for x, y in batches()], "ann")
-    with pytest.raises(UploadError, match="pfnm is for fully connected networks, got the layer '0'; use fedma"):
+    with pytest.raises(InputError, match="pfnm is for fully connected networks, got the layer '0'; use fedma"):
         PFNM(model=conv)([upload])

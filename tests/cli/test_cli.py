@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from maecho import METHODS, Ensemble, Merged, Upload, __version__, aggregate, evaluate
 from maecho.cli import app as cli
@@ -24,109 +21,9 @@ from maecho.cli import factories as named
 from maecho.lab import demo, experiment
 from maecho.statistics import STATISTICS
 from maecho.upload import storage as files
-from support.tiny import QUICK, cases
+from support.tiny import QUICK
 
-MODULE = """
-import torch
-from torch import nn
-
-
-def network(width=4):
-    return nn.Sequential(nn.Linear(width, 6), nn.ReLU(), nn.Linear(6, 3))
-
-
-def wide():
-    return network(5)
-
-
-def data(seed):
-    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(seed))
-    return [(x[:40], x[:40, :3].argmax(1)), (x[40:], x[40:, :3].argmax(1))]
-
-
-def ann():
-    return data(1)
-
-
-def bob():
-    return [(x[y != seen], y[y != seen]) for seen in (0,) for x, y in data(2)]
-
-
-def narrow():
-    return [(x[:, :3], y) for x, y in data(1)]
-
-
-def nothing():
-    return []
-
-
-def number():
-    return 7
-
-
-def needs(argument):
-    return network()
-
-
-constant = 7
-"""
-UNIQUE = count()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A user's own module in the current folder, with trained weights of two clients beside; its name."""
-    name = f"clinic_{next(UNIQUE)}"
-    (tmp_path / f"{name}.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    for seed, client in enumerate(("ann", "bob")):
-        rng = torch.Generator().manual_seed(seed)
-        shapes = {"0.weight": (6, 4), "0.bias": (6,), "2.weight": (3, 6), "2.bias": (3,)}
-        save_file({key: torch.randn(shape, generator=rng) for key, shape in shapes.items()}, f"{client}-weights")
-    return name
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`maecho …` in this process. An error that is not told as one would come through."""
-    for key, value in {"COLUMNS": "200", "TERM": "dumb", "MAECHO_CACHE": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("MAECHO_DEBUG", raising=False)
-
-    def run(line: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["maecho", *shlex.split(line)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        said = capsys.readouterr()
-        return Outcome(int(stopped.value.code or 0), said.out, said.err)
-
-    return run
-
-
-@pytest.fixture
-def uploads(module: str, run: Run) -> list[Path]:
-    for client in ("ann", "bob"):
-        given = f"--model {module}:network --weights {client}-weights --data {module}:{client} --client {client}"
-        assert run(f"upload {given} --out {client}.safetensors").code == 0
-    return [Path("ann.safetensors"), Path("bob.safetensors")]
+Run = Callable[..., Any]
 
 
 def test_upload_and_inspect(module: str, uploads: list[Path], run: Run) -> None:
@@ -155,7 +52,7 @@ def test_aggregate(module: str, uploads: list[Path], run: Run, method: str) -> N
     for client in ("ann", "bob"):
         given = f"--model {module}:network --weights {client}-weights --data {module}:{client} --client {client}"
         everything = f"--statistics {','.join(STATISTICS)} --labels sampled --seed 3"
-        assert run(f"upload {given} {everything} --out {client}.safetensors").code == 0
+        assert run(f"upload {given} {everything} --force --out {client}.safetensors").code == 0
     options = QUICK.get(method, {})
     given = "".join(f" --set {name}={value}" for name, value in options.items()) + f" --model {module}:network"
     line = f"aggregate ann.safetensors bob.safetensors --method {method}{given} --out merged.safetensors --json"
@@ -266,74 +163,14 @@ def test_every_help_has_an_example(run: Run, command: str) -> None:
     assert f"Example: maecho {command}" in " ".join(said.out.replace("│", " ").replace("`", "").split())
 
 
-UPLOAD = "upload --client ann --out new.safetensors"
-EVALUATE = "evaluate --data MODULE:ann"
-AGGREGATE = "aggregate ann.safetensors bob.safetensors --out new.safetensors"
-ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "no colon": (f"{UPLOAD} --model MODULE --data MODULE:ann", ("model", "package.module:factory", "clinic_")),
-    "no factory": (f"{UPLOAD} --model MODULE: --data MODULE:ann", ("model", "package.module:factory")),
-    "no module": (f"{UPLOAD} --model nowhere:network --data MODULE:ann", ("model", "cannot import 'nowhere'")),
-    "relative module": (f"{UPLOAD} --model .MODULE:network --data MODULE:ann", ("model", "'.clinic_")),
-    "no attribute": (f"{UPLOAD} --model MODULE:other --data MODULE:ann", ("model", "function 'other'", "got none")),
-    "no function": (f"{UPLOAD} --model MODULE:constant --data MODULE:ann", ("model", "function 'constant'")),
-    "factory with arguments": (f"{UPLOAD} --model MODULE:needs --data MODULE:ann", ("model", "needs", "argument")),
-    "no model": (f"{UPLOAD} --model MODULE:number --data MODULE:ann", ("model", "torch.nn.Module", "got int")),
-    "no batches": (f"{UPLOAD} --model MODULE:network --data MODULE:number", ("data", "batches", "got int")),
-    "no examples": (f"{UPLOAD} --model MODULE:network --data MODULE:nothing", ("ann", "at least one example")),
-    "data of another width": (f"{UPLOAD} --model MODULE:network --data MODULE:narrow", ("ann", "4", "3")),
-    "bad rank": (f"{UPLOAD} --model MODULE:network --data MODULE:ann --rank '3 apples'", ("rank", "3 apples")),
-    "unknown statistic": (f"{UPLOAD} --model MODULE:network --data MODULE:ann --statistics hessian", ("hessian",)),
-    "pickled weights": (f"{EVALUATE} --model MODULE:network --weights ann.pt", ("safetensors", "ann.pt", "run code")),
-    "other weights": (f"{EVALUATE} --model MODULE:wide --weights ann.safetensors", ("ann.safetensors", "0.weight")),
-    "weights of the future": (f"{EVALUATE} --model MODULE:network --weights newer", ("newer", "newer maecho")),
-    "missing weights": (f"{EVALUATE} --model MODULE:network --weights no.safetensors", ("no.safetensors", "nothing")),
-    "class-aware without counts": (
-        f"{EVALUATE} --model MODULE:network --weights ann-weights --weights bob-weights --by class-aware",
-        ("ann-weights", "maecho upload"),
-    ),
-    "missing upload": (f"{AGGREGATE} no.safetensors", ("no.safetensors must be a file", "got nothing")),
-    "a client twice": (f"{AGGREGATE} ann.safetensors", ("ann", "once", "twice")),
-    "unknown method": (f"{AGGREGATE} --method best", ("fedavg, ma-echo", "regmean", "'best'")),
-    "set without a value": (f"{AGGREGATE} --set steps", ("--set", "name=value", "'steps'")),
-    "set what is not there": (f"{AGGREGATE} --set stepz=3", ("ma-echo", "steps", "'stepz'")),
-    "set out of range": (f"{AGGREGATE} --set steps=-3", ("steps", "at least 0", "-3")),
-    "set to text": (f"{AGGREGATE} --set steps=many", ("steps", "many")),
-    "set to infinity": (f"{AGGREGATE} --set step_size=Infinity", ("step_size", "inf")),
-    "set the method": (f"{AGGREGATE} --set method=fedavg", ("ma-echo", "'method'")),
-    "out is a folder": ("aggregate ann.safetensors --out .", ("cannot write",)),
-    "inspect a script": ("inspect MODULE.py", ("MODULE.py", "safetensors")),
-    "unknown experiment": ("reproduce table-99", ("table-1", "'table-99'")),
-    "no data": ("reproduce table-1 --out new", ("mnist", "MAECHO_DATA")),
-    "unknown column": ("reproduce table-1 --quick --out new --columns ma-ecco", ("ma-echo", "'ma-ecco'")),
-    "no column": ("reproduce table-1 --quick --out new --columns ,", ("ma-echo", "got ''")),
-    "no picture": ("reproduce table-1 --quick --out new --picture a.gif", (".svg", "'a.gif'")),
-    "show and do": ("reproduce table-1 --quick --out new --columns local --show", ("--show", "--columns")),
-    "no such device": ("reproduce table-1 --quick --out new --device abacus", ("abacus",)),
-    "bad beta": ("demo --out new --beta -1", ("beta", "positive", "-1")),
-}
-
-
-@pytest.mark.parametrize(("line", "parts"), **cases(ERRORS))
-def test_an_error_is_one_line_and_nothing_is_written(
-    module: str, uploads: list[Path], run: Run, monkeypatch: pytest.MonkeyPatch, line: str, parts: tuple[str, ...]
-) -> None:
-    about = files.read_about(uploads[0], "upload") | {"version": files.VERSION + 1}
-    save_file(load_file(uploads[0]), "newer", metadata={files.KEY: json.dumps(about)})
-    Path("ann.pt").write_bytes(b"pickle")
-    monkeypatch.setenv("MAECHO_DATA", "nowhere")
-
-    def here() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-
-    before = here()
-    said = run(line.replace("MODULE", module))
-    assert said.code == 2
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    assert said.out == ""
-    for part in parts:
-        assert part.replace("MODULE", module) in said.err
-    assert here() == before
+def test_force_replaces_and_uploads_are_private(module: str, uploads: list[Path], run: Run) -> None:
+    given = f"upload --model {module}:network --data {module}:ann --out ann.safetensors"
+    assert uploads[0].stat().st_mode & 0o777 == 0o600
+    assert run(f"{given} --client eve --mode 640 --force").code == 0
+    assert Upload.load(uploads[0]).client == "eve"
+    assert uploads[0].stat().st_mode & 0o777 == 0o640
+    merge = "aggregate ann.safetensors bob.safetensors --out merged.safetensors"
+    assert [run(merge).code, run(merge).code, run(f"{merge} --force").code] == [0, 2, 0]
 
 
 def test_debug_shows_what_lies_behind(monkeypatch: pytest.MonkeyPatch) -> None:

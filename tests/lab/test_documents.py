@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from maecho import METHODS
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.lab import documents, experiment, tables
 from maecho.lab.experiment import Experiment, settings
 
@@ -110,7 +110,7 @@ def test_a_table_is_one_config_and_its_results(tmp_path: Path, monkeypatch: pyte
 def test_a_mistake_in_what_a_config_says(tmp_path: Path, right: str, wrong: str, part: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(CONFIG.replace(right, wrong, 1))
-    with pytest.raises(UploadError) as caught:
+    with pytest.raises(InputError) as caught:
         Experiment.load(str(path))
     assert part in str(caught.value)
 
@@ -121,11 +121,11 @@ def test_a_page_keeps_what_is_not_generated() -> None:
     assert once == page.replace("old", r"new | \1")
     assert documents.with_part(once, "one", r"new | \1") == once
     assert documents.with_part(page, "two", "2") == page.replace("<!-- two: by me -->\n", "<!-- two: by me -->\n2\n")
-    with pytest.raises(UploadError, match=r"a page must have one part <!-- three: … --> … <!-- end -->, got 'before"):
+    with pytest.raises(InputError, match=r"a page must have one part <!-- three: … --> … <!-- end -->, got 'before"):
         documents.with_part(page, "three", "3")
 
 
 def test_documents_are_written_in_a_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "CHECKOUT", tmp_path / "nothing")
-    with pytest.raises(UploadError, match="documents are written in a checkout, got an installed package"):
+    with pytest.raises(InputError, match="documents are written in a checkout, got an installed package"):
         documents.main()

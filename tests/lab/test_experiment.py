@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from maecho import UploadError
+from maecho import InputError
 from maecho.lab import experiment
 from maecho.lab.experiment import Experiment
 from maecho.lab.tables import summarise
@@ -74,12 +74,12 @@ def test_the_figures_are_those_printed(name: str, cell: dict[str, Any], publishe
 def test_a_mistake_in_a_config_is_found_when_it_is_read(tmp_path: Path, right: str, wrong: str, part: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(CONFIG.replace(right, wrong, 1))
-    with pytest.raises(UploadError) as caught:
+    with pytest.raises(InputError) as caught:
         Experiment.load(str(path))
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
 
 
 def test_an_experiment_that_is_not_there() -> None:
-    with pytest.raises(UploadError, match=r"one of .*table-1.* or the path of a \.toml file, got 'table-99'"):
+    with pytest.raises(InputError, match=r"one of .*table-1.* or the path of a \.toml file, got 'table-99'"):
         Experiment.load("table-99")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.lab import experiment, tables
 from maecho.lab.experiment import Experiment, settings
 from maecho.lab.plots import _apart, against_bytes
@@ -61,12 +61,12 @@ def test_labels_do_not_lie_on_each_other() -> None:
 
 def test_a_picture_that_cannot_be(config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = summarise(config, measured(config))
-    with pytest.raises(UploadError, match=r"a picture must be one of .svg, .png, .pdf, got 'a.gif'"):
+    with pytest.raises(InputError, match=r"a picture must be one of .svg, .png, .pdf, got 'a.gif'"):
         against_bytes(config, table, tmp_path / "a.gif")
-    with pytest.raises(UploadError, match=r"must say how many bytes were uploaded, got none"):
+    with pytest.raises(InputError, match=r"must say how many bytes were uploaded, got none"):
         against_bytes(config, summarise(config, measured(config, sizes=False)), tmp_path / "a.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UploadError, match=r"needs matplotlib, got none: pip install 'maecho\[plots\]'"):
+    with pytest.raises(InputError, match=r"needs matplotlib, got none: pip install 'maecho\[plots\]'"):
         against_bytes(config, table, tmp_path / "a.svg")
     assert not list(tmp_path.iterdir())
 

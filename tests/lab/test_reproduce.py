@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from maecho import METHODS, UploadError, make_upload, relay
+from maecho import METHODS, InputError, make_upload, relay
 from maecho.aggregation import MAEcho
 from maecho.lab import data, experiment, networks
 from maecho.lab.clients import batch_size
@@ -211,7 +211,7 @@ def test_only_the_columns_asked_for_are_done(tmp_path: Path) -> None:
     whole = reproduce(ONE, tmp_path)["runs"][0]["columns"]
     assert list(whole) == list(ONE.methods)
     assert whole["ensemble"] == first["ensemble"]
-    with pytest.raises(UploadError, match=r"columns must be among local, ma-echo, ensemble, got 'fedavg'"):
+    with pytest.raises(InputError, match=r"columns must be among local, ma-echo, ensemble, got 'fedavg'"):
         reproduce(ONE, tmp_path, columns=["fedavg"])
 
 
@@ -291,7 +291,7 @@ def test_damaged_results_are_left_alone(tmp_path: Path, damage: str) -> None:
     results = reproduce(ONE, tmp_path)
     text = path.read_text()[:-30] if damage == "cut" else json.dumps(DAMAGED[damage](results))
     path.write_text(text)
-    with pytest.raises(UploadError) as caught:
+    with pytest.raises(InputError) as caught:
         reproduce(ONE, tmp_path)
     assert str(path) in str(caught.value)
     assert "must hold results of tiny, got something else" in str(caught.value)

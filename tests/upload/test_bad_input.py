@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maecho import METHODS, Ensemble, Upload, UploadError, aggregate, evaluate, make_upload
+from maecho import METHODS, Ensemble, InputError, Upload, UploadError, aggregate, evaluate, make_upload
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.spaces import load
@@ -346,7 +346,7 @@ EVALUATE: dict[str, tuple[nn.Module, list[Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize(("model", "data", "parts"), **cases(EVALUATE))
 def test_evaluate_refuses(model: nn.Module, data: list[Any], parts: tuple[str, ...]) -> None:
     model.train()
-    with refused("evaluation", *parts):
+    with refused("evaluation", *parts, error=InputError):
         evaluate(model, data)
     assert model.training
 

@@ -21,7 +21,7 @@ from maecho.aggregation.matching import PFNM, FedMA
 from maecho.aggregation.method import Guide, Method
 from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.aggregation.regmean import RegMean
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.upload.cohort import Cohort, Source
 from maecho.upload.merged import Merged, make_recipe
 
@@ -129,7 +129,7 @@ def aggregate(
     merged = chosen(cohort)
     lost = [key for key, tensor in merged.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if lost:
-        raise UploadError(
+        raise InputError(
             f"{name} must end in finite weights, got NaN or infinity in {lost[0]!r}; its steps diverged, or a sum was "
             f"too large for {merged[lost[0]].dtype}"
         )

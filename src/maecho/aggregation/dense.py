@@ -22,7 +22,7 @@ from torch.nn import functional
 from maecho import devices
 from maecho.aggregation.average import Mean
 from maecho.aggregation.method import Guide, assemble
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
 from maecho.randomness import global_seed
@@ -161,7 +161,7 @@ class DENSE:
         """Both stages, in turn; the student is trained where it is."""
         parameters = [p for p in student.parameters() if p.requires_grad]
         if not parameters:
-            raise UploadError(f"dense: the model must have parameters to train, got {type(student).__name__} with none")
+            raise InputError(f"dense: the model must have parameters to train, got {type(student).__name__} with none")
         optimizer = torch.optim.SGD(parameters, self.learning_rate, momentum=MOMENTUM)
         rng = torch.Generator().manual_seed(self.seed)
         pool = answers = torch.empty(0)

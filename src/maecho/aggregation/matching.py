@@ -24,7 +24,7 @@ from torch import Tensor
 
 from maecho.aggregation.method import Guide
 from maecho.alignment.transport import Alignment, rows_of
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.spaces import Space, carry
 from maecho.options import POSITIVE, number, one_of
 from maecho.upload.merged import Merged
@@ -214,5 +214,5 @@ class PFNM(FedMA):
         first = uploads[0]
         for layer in first.layers:
             if not layer.dense:
-                raise UploadError(f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma")
+                raise InputError(f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma")
         return super().__call__(uploads)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
 from maecho.network import kinds
 from maecho.network.attention import copied, slow_path
 from maecho.network.forward import forward
@@ -94,7 +94,7 @@ class Responses:
         found = []
         for space, total in zip(self._spaces, squares, strict=True):
             if total is None:
-                raise UploadError(
+                raise InputError(
                     f"space {space.name!r} must hold the outputs of a layer that the network calls as a module for its "
                     "neurons' activations to be compared, got none; use metric='weights'"
                 )
@@ -160,7 +160,7 @@ class _Pair(nn.Module):
             calls = [self._seen.get((network, name), []) for network in (self.own, self.theirs)]
             rows = [[z.shape[1] for z in seen] for seen in calls]
             if rows[0] != rows[1]:
-                raise UploadError(
+                raise InputError(
                     f"layer {name!r} must run alike in all networks for its activations to be compared, got outputs of "
                     f"{rows[1]} and {rows[0]} rows; use metric='weights'"
                 )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho.alignment.responses import Responses
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
 from maecho.network.layers import Layer
 from maecho.network.spaces import Move, Space, Spaces, check
 from maecho.network.tracing import derive
@@ -88,7 +88,7 @@ class Alignment:
         else:
             found = next((upload for upload in given if upload.client == self.reference), None)
             if found is None:
-                raise UploadError(f"reference must be largest or the name of a client, got {self.reference!r}")
+                raise InputError(f"reference must be largest or the name of a client, got {self.reference!r}")
             reference = found
         responses = None
         if self.metric == "activations":
@@ -132,7 +132,7 @@ class Alignment:
         try:
             import ot
         except ImportError as error:
-            raise UploadError(
+            raise InputError(
                 "matching by optimal transport needs POT, got none: pip install 'maecho[peers]'"
             ) from error
         n = len(cost)
@@ -162,7 +162,7 @@ def rows_of(
         rows = layer.matrix(weights).flatten(0, 1)
         (waiting if (place.tensor, 1 - place.axis) in open_axes else found).append(rows)
     if not (found or waiting):
-        raise UploadError(
+        raise InputError(
             f"space {space.name!r} must hold the outputs of a layer for its neurons to be compared, got none"
         )
     return torch.cat(found or waiting, 1)

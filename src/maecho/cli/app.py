@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 import warnings
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
 from maecho._version import __version__
-from maecho.aggregation import METHODS, aggregate, choose
-from maecho.cli import console
+from maecho.aggregation import METHODS, aggregate
+from maecho.cli import console, values
 from maecho.cli import factories as named
-from maecho.errors import UploadError
+from maecho.errors import InputError, one_line
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import plots
 from maecho.lab.experiment import Experiment, names
@@ -27,9 +25,8 @@ from maecho.lab.runs import reproduce
 from maecho.lab.tables import ladders, markdown, summarise
 from maecho.privacy import Privacy
 from maecho.statistics import STATISTICS
-from maecho.upload import inspection
 from maecho.upload.client import make_upload
-from maecho.upload.upload import Upload, read_header
+from maecho.upload.upload import Upload
 
 app = typer.Typer(
     help="One model out of many: one-shot federated learning without server-side training.",
@@ -49,33 +46,18 @@ Data = Annotated[
     str, typer.Option(help="The data, as package.module:factory; the factory returns (inputs, labels) batches.")
 ]
 
-
-class By(StrEnum):
-    """How an ensemble's members are put together."""
-
-    logits = "logits"
-    probabilities = "probabilities"
-    class_aware = "class-aware"
-
-
-class Of(StrEnum):
-    """Which labels gradients are taken for."""
-
-    expected = "expected"
-    sampled = "sampled"
-    observed = "observed"
+Force = Annotated[bool, typer.Option("--force", help="Replace the file to be written if it is there.")]
 
 
 def main() -> None:
     """Entry point. MAECHO_DEBUG=1 shows the traceback behind an error."""
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(f"warning: {one_line(str(message))}", file=sys.stderr)
     try:
         app()
     except (ValueError, OSError, FloatingPointError) as error:
         if os.environ.get("MAECHO_DEBUG"):
             raise
-        text = " ".join(str(error).split())
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -137,12 +119,17 @@ def upload(
         typer.Option(help='How far they are cut: a rank (64), a share of energy (0.999), a size (3x, "5 MB"), or all.'),
     ] = "4x",
     labels: Annotated[
-        Of, typer.Option(help="Of fisher and gradients: labels the model expects, samples of them, or the data's own.")
-    ] = Of.expected,
+        values.Of,
+        typer.Option(help="Of fisher and gradients: labels the model expects, samples of them, or the data's own."),
+    ] = values.Of.expected,
     seed: Annotated[int, typer.Option(help="Of --labels sampled.")] = 0,
     privacy_noise: Annotated[float | None, typer.Option(help="Noise multiplier, for differential privacy.")] = None,
     privacy_clip: Annotated[float | None, typer.Option(help="Norm to which inputs are clipped, with it.")] = None,
     privacy_delta: Annotated[float, typer.Option(help="δ of the (ε, δ) that is written down.")] = Privacy.delta,
+    mode: Annotated[
+        str, typer.Option(help="Who may read the file, as of chmod: 600 its owner, 640 a group too.")
+    ] = "600",
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Make this client's upload file from its model and its data.
@@ -150,24 +137,25 @@ def upload(
     Example: `maecho upload --model clinic:network --weights a.safetensors --data clinic:train --client clinic-a --out
     clinic-a.safetensors`
     """
-    wanted = None if statistics is None else [name.strip() for name in statistics.split(",") if name.strip()]
     privacy = None
     if privacy_noise is not None and privacy_clip is not None:
         privacy = Privacy(privacy_noise, privacy_clip, delta=privacy_delta)
     elif privacy_noise is not None or privacy_clip is not None:
-        raise UploadError("--privacy-noise and --privacy-clip must be given together, got one of them")
+        raise InputError("--privacy-noise and --privacy-clip must be given together, got one of them")
+    values.check_out(out, force, [] if weights is None else [weights])
+    permissions = values.permissions(mode)
     made = make_upload(
         named.model(model, weights),
         named.batches(data),
         client,
-        wanted,
-        _rank(rank),
+        values.words(statistics),
+        values.rank(rank),
         labels=labels.value,
         generator=torch.Generator().manual_seed(seed),
         privacy=privacy,
     )
-    made.save(out)
-    _show_upload(out, as_json)
+    made.save(out, permissions)
+    console.show_upload(out, as_json)
 
 
 @app.command("aggregate")
@@ -184,16 +172,18 @@ def aggregate_(
         typer.Option(help="The network, as package.module:factory, for methods that run it (dense)."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="Where to do the work: cpu or cuda.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Merge upload files into one model.
 
     Example: `maecho aggregate clinic-*.safetensors --method ma-echo --set steps=60 --out merged.safetensors`
     """
+    values.check_out(out, force, uploads)
     network = None if model is None else named.model(model)
-    chosen = _options_of(method, options or [])
+    chosen = values.options(method, options or [])
     if device is not None and chosen.setdefault("device", device) != device:
-        raise UploadError(f"device must be said once, got --device {device} and --set device={chosen['device']}")
+        raise InputError(f"device must be said once, got --device {device} and --set device={chosen['device']}")
     merged = aggregate(uploads, method, model=network, **chosen)
     merged.save(out)
     if as_json:
@@ -210,7 +200,7 @@ def evaluate_(
         list[Path] | None,
         typer.Option(help="A merged model, an upload or any safetensors state_dict; several times for an ensemble."),
     ] = None,
-    by: Annotated[By, typer.Option(help="How an ensemble is put together.")] = By.probabilities,
+    by: Annotated[values.By, typer.Option(help="How an ensemble is put together.")] = values.By.probabilities,
     as_json: Json = False,
 ) -> None:
     """Accuracy of a model, or of an ensemble of models, overall and per class.
@@ -221,11 +211,8 @@ def evaluate_(
     models = [named.model(model, path) for path in paths] or [named.model(model)]
     chosen = models[0]
     if len(models) > 1:
-        counts = (
-            [Upload.load(path, only=("classes",)).statistics.get("classes") for path in paths]
-            if by is By.class_aware
-            else []
-        )
+        only = [Upload.load(path, only=("classes",)) for path in paths] if by is values.By.class_aware else []
+        counts = [upload.statistics.get("classes") for upload in only]
         chosen = Ensemble(models, by.value, counts)
     found = evaluate(chosen, named.batches(data))
     if as_json:
@@ -241,7 +228,7 @@ def inspect(file: Annotated[Path, typer.Argument(help="An upload file.")], as_js
 
     Example: `maecho inspect clinic-a.safetensors`
     """
-    _show_upload(file, as_json)
+    console.show_upload(file, as_json)
 
 
 @app.command()
@@ -253,13 +240,13 @@ def methods(as_json: Json = False) -> None:
     if as_json:
         console.print_json(
             {
-                name: {"needs": sorted(m.needs), **dataclasses.asdict(m.guide), "options": _defaults(m)}
+                name: {"needs": sorted(m.needs), **dataclasses.asdict(m.guide), "options": values.defaults(m)}
                 | ({"ladder": [dataclasses.asdict(one) for one in ladders()]} if name == "echo-chain" else {})
                 for name, m in METHODS.items()
             }
         )
     else:
-        console.show_methods({name: (m.guide, _defaults(m)) for name, m in METHODS.items()})
+        console.show_methods({name: (m.guide, values.defaults(m)) for name, m in METHODS.items()})
         console.show_ladders(ladders())
 
 
@@ -277,6 +264,7 @@ def reproduce_(
     picture: Annotated[
         Path | None, typer.Option(help="Also draw accuracy against bytes uploaded into this file (.svg, .png, .pdf).")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the picture if it is there.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -285,16 +273,17 @@ def reproduce_(
     Stops and goes on where it stopped. Example: `maecho reproduce table-1 --jobs 2`
     """
     if show and columns is not None:
-        raise UploadError("--show must come without --columns, got both")
+        raise InputError("--show must come without --columns, got both")
     if name is None:
         for known in names():
             print(f"{known}: {Experiment.load(known).title}")
         return
     experiment = Experiment.load(name, quick)
+    only = None if columns is None else [column.strip() for column in columns.split(",")]
     if picture is not None:
         plots.check(picture)
+        values.check_out(picture, force, option="--picture")
     with console.run_progress(experiment.name) as on_run:
-        only = None if columns is None else [column.strip() for column in columns.split(",")]
         results = reproduce(experiment, out, jobs, device, on_run, () if show else only)
     table = summarise(experiment, results)
     if as_json:
@@ -305,54 +294,3 @@ def reproduce_(
         console.show_results(experiment, table, results_path(experiment, out))
     if picture is not None:
         plots.against_bytes(experiment, table, picture)
-
-
-def _show_upload(path: Path, as_json: bool) -> None:
-    upload = Upload.load(path)
-    about = read_header(path)
-    if not as_json:
-        console.show_upload(upload, path, about)
-        return
-    console.print_json(
-        {
-            "file": str(path),
-            "bytes": path.stat().st_size,
-            **{key: about[key] for key in ("client", "examples", "fingerprint", "statistics", "recipe", "made_by")},
-            "tensors": [dataclasses.asdict(entry) for entry in inspection.entries(upload)],
-            "averaged": inspection.averaged(upload),
-            "reveals": inspection.reveals(upload),
-            "warnings": inspection.warnings(upload),
-        }
-    )
-
-
-def _rank(text: str) -> int | float | str | None:
-    if text == "all":
-        return None
-    try:
-        number = json.loads(text)
-    except ValueError:
-        return text
-    return number if isinstance(number, int | float) else text
-
-
-def _defaults(method: Any) -> dict[str, Any]:
-    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.repr}
-
-
-def _options_of(method: str, texts: list[str]) -> dict[str, Any]:
-    """name=value, the value read as JSON where it is JSON (60, 0.5, true, null) and as text where it is not."""
-    choose(method)
-    options = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UploadError(f"--set must be name=value, got {text!r}")
-        known = _defaults(METHODS[method])
-        if name not in known:
-            raise UploadError(f"{method} has the options {', '.join(known)}, got {name!r}")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from maecho.aggregation import Guide, Merged
+from maecho.errors import printable
 from maecho.evaluation import Evaluation
 from maecho.formatting import size
 from maecho.lab.tables import Ladder
 from maecho.progress import stderr
 from maecho.upload import inspection
-from maecho.upload.upload import Upload
+from maecho.upload.header import not_sent
+from maecho.upload.upload import Upload, read_header
 
 if TYPE_CHECKING:
     from maecho.lab.demo import Demo
@@ -31,16 +35,27 @@ out = Console()
 
 
 def print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1, default=str))
+    """JSON of printable ASCII alone. `json` escapes every control character but one."""
+    print(json.dumps(content, indent=1, default=str).replace("\x7f", "\\u007f"))
+
+
+def plain(text: object, style: str = "") -> Text:
+    """Text from a file, a name or a path: no markup is read in it, nothing in it moves the cursor."""
+    return Text(printable(str(text)), style)
+
+
+def say(*parts: str | Text | tuple[str, str], whole: bool = False) -> None:
+    """One line of texts, each with its own style. `whole`: not broken, so that a path in it can be copied."""
+    out.print(Text.assemble(*parts), soft_wrap=whole)
 
 
 def show_demo(demo: Demo, folder: Path) -> None:
-    who = Table(title=f"The clients' uploads, in {escape(str(folder))}", title_justify="left")
+    who = Table(title=Text.assemble("The clients' uploads, in ", plain(folder)), title_justify="left")
     who.add_column("file")
     who.add_column("size", justify="right")
     who.add_column("examples of class 0 … 9", no_wrap=True)
     for path, written, counts in zip(demo.uploads, demo.upload_bytes, demo.class_counts, strict=True):
-        who.add_row(Path(path).name, size(written), " ".join(f"{c:3}" if c else "  ·" for c in counts))
+        who.add_row(plain(Path(path).name), size(written), " ".join(f"{c:3}" if c else "  ·" for c in counts))
     out.print(who)
     table = Table(title="Accuracy on all ten digits", title_justify="left")
     table.add_column("model")
@@ -51,14 +66,33 @@ def show_demo(demo: Demo, folder: Path) -> None:
         seconds = f"{row.seconds:.3f}" if row.seconds else ""
         table.add_row(row.name, f"{100 * row.accuracy:.1f} %", seconds, Path(row.file).name if row.file else "")
     out.print(table)
-    out.print(f"What leaves a client: [bold]maecho inspect {escape(str(folder / 'client-0.safetensors'))}[/bold]")
+    say("What leaves a client: ", plain(f"maecho inspect {folder / 'client-0.safetensors'}", "bold"))
 
 
-def show_upload(upload: Upload, path: Path, about: Mapping[str, Any]) -> None:
-    total = path.stat().st_size
-    out.print(
-        f"[bold]{escape(str(path))}[/bold]: upload of [bold]{escape(upload.client)}[/bold], "
-        f"{upload.examples:,} examples, {size(total)}, architecture {about['fingerprint']}, {about['made_by']}"
+def show_upload(path: Path, as_json: bool) -> None:
+    """What an upload's file holds, who made it and what it can reveal."""
+    upload, header, total = Upload.load(path), read_header(path), path.stat().st_size
+    if as_json:
+        print_json(
+            {
+                "file": str(path),
+                "bytes": total,
+                **{key: getattr(header, key) for key in ("client", "examples", "fingerprint", "recipe")},
+                "statistics": sorted(header.statistics),
+                "made_by": header.made_by,
+                "tensors": [asdict(entry) for entry in inspection.entries(upload)],
+                "averaged": inspection.averaged(upload),
+                "reveals": inspection.reveals(upload),
+                "warnings": inspection.warnings(upload),
+            }
+        )
+        return
+    say(
+        plain(path, "bold"),
+        ": upload of ",
+        plain(upload.client, "bold"),
+        f", {upload.examples:,} examples, {size(total)}, architecture {upload.fingerprint}, ",
+        plain(header.made_by),
     )
     table = Table()
     for column in ("part", "tensor", "shape", "dtype", "rank", "bytes"):
@@ -66,31 +100,31 @@ def show_upload(upload: Upload, path: Path, about: Mapping[str, Any]) -> None:
     for entry in inspection.entries(upload):
         rank = "" if entry.rank is None else str(entry.rank)
         shape = " x ".join(map(str, entry.shape)) or "scalar"
-        table.add_row(entry.part, entry.name, shape, entry.dtype, rank, f"{entry.bytes:,}")
+        table.add_row(entry.part, plain(entry.name), shape, entry.dtype, rank, f"{entry.bytes:,}")
     table.add_section()
     table.add_row("total", "", "", "", "", f"{sum(entry.bytes for entry in inspection.entries(upload)):,}")
     out.print(table)
     averaged = inspection.averaged(upload)
     if averaged:
-        out.print(f"Only averaged, without an input matrix: {', '.join(averaged)}")
-    for what, why in upload.recipe.get("not_sent", {}).items():
-        out.print(f"Not sent: {what}, since {why}")
+        say("Only averaged, without an input matrix: ", plain(", ".join(averaged)))
+    for what, why in not_sent(upload.recipe).items():
+        say("Not sent: ", plain(what), ", since ", plain(why))
     promised = inspection.privacy(upload)
     if promised is not None:
-        out.print(f"\n[bold]Privacy[/bold], as the client says: {escape(promised)}.")
-    out.print("\n[bold]What it can reveal[/bold]")
+        say("\n", ("Privacy", "bold"), ", as the client says: ", plain(promised), ".")
+    say(("\nWhat it can reveal", "bold"))
     for part, words in inspection.reveals(upload).items():
-        out.print(f"  [bold]{part}[/bold]: {words}")
+        say("  ", (part, "bold"), f": {words}")
     for warning in inspection.warnings(upload):
-        out.print(f"  [bold yellow]Mind:[/bold yellow] {warning}.")
+        say("  ", ("Mind:", "bold yellow"), " ", plain(warning), ".")
 
 
 def show_merged(merged: Merged, path: Path) -> None:
     recipe = merged.recipe
-    how = escape(f"{recipe['clients']} clients by {recipe['options']} in {recipe['seconds']} s")
-    out.print(f"[bold]{escape(str(path))}[/bold]: {how}")
+    how = f"{recipe['clients']} clients by {recipe['options']} in {recipe['seconds']} s"
+    say(plain(path, "bold"), ": ", plain(how))
     if merged.averaged:
-        out.print(f"Only averaged: {', '.join(merged.averaged)}")
+        say("Only averaged: ", plain(", ".join(merged.averaged)))
 
 
 def show_evaluation(found: Evaluation, what: str) -> None:
@@ -119,7 +153,7 @@ def show_methods(methods: Mapping[str, tuple[Guide, Mapping[str, Any]]]) -> None
             ("cost on the server", guide.cost),
             ("options", ", ".join(f"{option}={value}" for option, value in defaults.items())),
         ):
-            drawn.add_row(what, escape(text.replace("`", "")))
+            drawn.add_row(what, plain(text.replace("`", "")))
         out.print(drawn)
     out.print("Change an option with --set, e.g. [bold]maecho aggregate … --method ma-echo --set steps=30[/bold]")
 
@@ -146,11 +180,12 @@ def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], Non
     """A bar of finished runs on stderr, with the cell that finished last."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(name, total=None)
+        task = bar.add_task(escape(printable(name)), total=None)
 
         def on_run(done: int, total: int, run: dict[str, Any]) -> None:
             cell = " ".join(f"{key}={value}" for key, value in run["cell"].items())
-            bar.update(task, total=total, completed=done, description=f"{name}: {cell} seed={run['seed']}")
+            said = escape(printable(f"{name}: {cell} seed={run['seed']}"))
+            bar.update(task, total=total, completed=done, description=said)
 
         yield on_run
 
@@ -160,24 +195,24 @@ def show_results(
 ) -> None:
     """Ours: mean and range over seeds; the paper's figure in brackets below. As many columns at a time as fit."""
     quick = " (quick: digits instead of the paper's data)" if experiment.quick else ""
-    out.print(f"[bold]{escape(experiment.title)}{quick}[/bold]: mean over seeds, low–high, \\[paper], in per cent")
+    say(plain(f"{experiment.title}{quick}", "bold"), ": mean over seeds, low–high, [paper], in per cent")
     columns = list(experiment.methods)
     width = max(9, *(len(word) for column in columns for word in column.split("-")))
     at_once = max(1, (out.width - 28) // (width + 3))
     for first in range(0, len(columns), at_once):
         drawn = Table(show_lines=True)
         for key in experiment.cells[0]:
-            drawn.add_column(key)
+            drawn.add_column(plain(key))
         for column in columns[first : first + at_once]:
             drawn.add_column(
-                column.replace("-", "-\n") if len(column) > width else column, justify="right", no_wrap=True
+                Text(column.replace("-", "-\n") if len(column) > width else column), justify="right", no_wrap=True
             )
         for cell, figures in table:
             drawn.add_row(
-                *map(str, cell.values()), *(_figure(figures.get(c)) for c in columns[first : first + at_once])
+                *map(plain, cell.values()), *(_figure(figures.get(c)) for c in columns[first : first + at_once])
             )
         out.print(drawn)
-    out.print(f"Every run, with partition, seconds and versions: {escape(str(path))}")
+    say("Every run, with partition, seconds and versions: ", plain(path), whole=True)
 
 
 def _figure(figure: Figure | None) -> str:

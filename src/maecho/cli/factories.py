@@ -9,31 +9,32 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.upload import storage as files
+from maecho.upload.upload import Upload
 
 
 def call(name: str, what: str) -> Any:
     """What the factory returns. The current folder is searched first, as by `python -m`."""
     module_name, colon, factory_name = name.partition(":")
     if not (module_name and colon and factory_name):
-        raise UploadError(f"{what} must be named package.module:factory, got {name!r}")
+        raise InputError(f"{what} must be named package.module:factory, got {name!r}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except (ImportError, TypeError, SyntaxError) as error:
-        raise UploadError(f"{what}: cannot import {module_name!r} ({error})") from error
+        raise InputError(f"{what}: cannot import {module_name!r} ({error})") from error
     factory = getattr(module, factory_name, None)
     if not callable(factory):
-        raise UploadError(f"{what}: {module_name!r} must have a function {factory_name!r}, got none")
+        raise InputError(f"{what}: {module_name!r} must have a function {factory_name!r}, got none")
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
-        raise UploadError(f"{what}: {name} must be a function without arguments, got one that has ({error})") from error
+        raise InputError(f"{what}: {name} must be a function without arguments, got one that has ({error})") from error
     return factory()
 
 
@@ -41,10 +42,10 @@ def model(name: str, weights: Path | None = None) -> nn.Module:
     """A factory's model, with the weights of a file: an upload, a merged model, or any safetensors state_dict."""
     made = call(name, "model")
     if not isinstance(made, nn.Module):
-        raise UploadError(f"model: {name} must return a torch.nn.Module, got {type(made).__name__}")
+        raise InputError(f"model: {name} must return a torch.nn.Module, got {type(made).__name__}")
     if weights is not None:
         if weights.suffix in {".pt", ".pth", ".bin", ".ckpt"}:
-            raise UploadError(
+            raise InputError(
                 f"weights must be a safetensors file, got {weights}, which is pickled and could run code; convert it "
                 "with safetensors.torch.save_file"
             )
@@ -54,14 +55,22 @@ def model(name: str, weights: Path | None = None) -> nn.Module:
 
 def load_weights(made: nn.Module, path: Path) -> None:
     try:
-        made.load_state_dict(files.read_state_dict(path))
+        made.load_state_dict(_state_dict(path))
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise UploadError(f"{path} must hold the weights of this model, got others: {first}") from error
+        raise InputError(f"{path} must hold the weights of this model, got others: {first}") from error
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    """The weights of any safetensors file; of an upload with tied names beside."""
+    with files.opened(path) as file:
+        if file.kind != "upload":
+            return file.read_all()
+    return Upload.load(path, only=()).state_dict()
 
 
 def batches(name: str) -> Iterable[Any]:
     made = call(name, "data")
     if not isinstance(made, Iterable):
-        raise UploadError(f"data: {name} must return batches to go through, got {type(made).__name__}")
+        raise InputError(f"data: {name} must return batches to go through, got {type(made).__name__}")
     return made

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.lab import data, networks, partition
 from maecho.lab.experiment import Cell, Experiment
 from maecho.statistics.projector import MEAN_OF
@@ -45,7 +45,7 @@ def train(
         path = cache_folder() / "clients" / f"{_digest(made_of(experiment, cell, seed), i)}.safetensors"
         about = {"recipe": {"experiment": experiment.name, "cell": dict(cell), "seed": seed, "client": i}}
         if path.exists():
-            with contextlib.suppress(UploadError):  # a damaged cache file is made again
+            with contextlib.suppress(InputError):  # a damaged cache file is made again
                 files.read_about(path, "model")
                 model.load_state_dict(files.read_tensors(path))
                 models.append(model.eval())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ from torch import nn
 
 from maecho.aggregation import aggregate
 from maecho.echo.relay import relay
+from maecho.errors import InputError, UploadError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
 from maecho.lab.training import LocalTraining
 from maecho.progress import track
+from maecho.upload import storage
 from maecho.upload.client import make_upload
 from maecho.upload.upload import Upload
 
@@ -49,7 +52,14 @@ class Demo:
 
 
 def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progress: bool | None = None) -> Demo:
-    """Split the digits, train the clients, upload, merge and compare. Every file is written under `out`."""
+    """Split the digits, train the clients, upload, merge and compare.
+
+    Every file is written under `out`; those of an earlier demo there are replaced.
+    """
+    for i in range(clients):
+        _check_free(out / f"client-{i}.safetensors", "upload")
+    for method in (*MERGED, "echo-relay"):
+        _check_free(out / f"merged-{method}.safetensors", "model")
     digits = data.digits()
     parts = partition.dirichlet(digits.y_train.numpy(), clients, beta, np.random.default_rng(seed))
     rng = torch.Generator().manual_seed(seed)
@@ -89,6 +99,19 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         class_counts=tuple(tuple(c.tolist()) for c in counts if c is not None),
         rows=tuple(rows),
     )
+
+
+def _check_free(path: Path, kind: str) -> None:
+    """Nothing is there, or what a demo wrote: an upload of the client, or a model of the method, of the file's name."""
+    if not os.path.lexists(path):
+        return
+    try:
+        about = storage.read_about(path, kind)
+    except UploadError as error:
+        raise InputError(f"{path} must be free or hold what an earlier demo wrote, got another file") from error
+    said = about.get("client") if kind == "upload" else about.get("recipe", {}).get("method")
+    if said != path.stem.removeprefix("merged-"):
+        raise InputError(f"{path} must be free or hold what an earlier demo wrote, got a file of {said!r}")
 
 
 def _ensemble(models: list[nn.Module], test: data.Batches) -> Row:

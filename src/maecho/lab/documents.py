@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maecho.aggregation import METHODS
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.formatting import markdown_table
 from maecho.lab import experiment as configs
 from maecho.lab.experiment import Experiment
@@ -118,13 +118,13 @@ def with_part(page: str, name: str, part: str) -> str:
     """The page with the part of that name replaced."""
     marks = re.compile(rf"(<!-- {re.escape(name)}:[^>]*-->\n).*?(<!-- end -->)", re.S)
     if len(marks.findall(page)) != 1:
-        raise UploadError(f"a page must have one part <!-- {name}: … --> … <!-- end -->, got {page[:60]!r} …")
+        raise InputError(f"a page must have one part <!-- {name}: … --> … <!-- end -->, got {page[:60]!r} …")
     return marks.sub(lambda match: f"{match[1]}{part}\n{match[2]}", page)
 
 
 def main() -> None:
     if not configs.CHECKOUT.is_dir():
-        raise UploadError("documents are written in a checkout, got an installed package")
+        raise InputError("documents are written in a checkout, got an installed package")
     for path, text in pages(configs.CHECKOUT.parent).items():
         path.write_text(text, encoding="utf-8")
 

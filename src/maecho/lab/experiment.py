@@ -11,7 +11,7 @@ from typing import Any
 from maecho.aggregation import EchoChain, choose, gathered_for
 from maecho.echo.fit import Regression
 from maecho.echo.players import Drawing
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.lab.training import LocalTraining
 
 Cell = Mapping[str, Any]
@@ -78,7 +78,7 @@ class Experiment:
         try:
             raw = tomllib.loads(path.read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
-            raise UploadError(f"{path} must be a TOML file, got: {error}") from error
+            raise InputError(f"{path} must be a TOML file, got: {error}") from error
         changes = raw.pop("quick", {})
         if quick:
             raw |= {key: value for key, value in changes.items() if key != "training"}
@@ -99,7 +99,7 @@ class Experiment:
             )
             experiment._check(raw.keys())
         except (KeyError, TypeError, ValueError) as error:
-            raise UploadError(f"{path} must describe an experiment, got a mistake at {error}") from error
+            raise InputError(f"{path} must describe an experiment, got a mistake at {error}") from error
         return experiment
 
     def _check(self, keys: Collection[str]) -> None:
@@ -190,5 +190,5 @@ def names() -> list[str]:
 def find(name: str) -> Path:
     path = Path(name) if name.endswith(".toml") else folder() / f"{name}.toml"
     if not path.is_file():
-        raise UploadError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
+        raise InputError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
     return path

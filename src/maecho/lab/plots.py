@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maecho.errors import UploadError
+from maecho import disk
+from maecho.errors import InputError
 from maecho.lab.experiment import Experiment
 from maecho.lab.tables import Figure, Table
-from maecho.upload import storage as files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,11 +29,11 @@ ACCURACIES = (0, 50, 70, 80, 90, 95, 98, 99, 99.5)
 def check(path: Path) -> None:
     """Refuse a picture that cannot be drawn, before anything is run for it."""
     if path.suffix not in SUFFIXES:
-        raise UploadError(f"a picture must be one of {', '.join(SUFFIXES)}, got {path.name!r}")
+        raise InputError(f"a picture must be one of {', '.join(SUFFIXES)}, got {path.name!r}")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UploadError("a picture needs matplotlib, got none: pip install 'maecho[plots]'") from error
+        raise InputError("a picture needs matplotlib, got none: pip install 'maecho[plots]'") from error
 
 
 def against_bytes(experiment: Experiment, table: Table, path: Path) -> None:
@@ -48,7 +48,7 @@ def against_bytes(experiment: Experiment, table: Table, path: Path) -> None:
     ]
     shown = [(cell, figures) for cell, figures in shown if figures]
     if not shown:
-        raise UploadError(f"results of {experiment.name} must say how many bytes were uploaded, got none that does")
+        raise InputError(f"results of {experiment.name} must say how many bytes were uploaded, got none that does")
     style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "maecho", "font.size": 9}
     with mpl.rc_context(style):
         picture = Picture(figsize=(6.4 * len(shown), 5.2), layout="constrained")
@@ -59,7 +59,7 @@ def against_bytes(experiment: Experiment, table: Table, path: Path) -> None:
         how: dict[str, Any] = {"format": path.suffix[1:], "dpi": 160}
         if path.suffix == ".svg":
             how["metadata"] = {"Date": None}
-        files.write_whole(path, lambda name: picture.savefig(name, **how))
+        disk.write_whole(path, lambda file: picture.savefig(file, **how))
 
 
 def _draw(axes: Axes, experiment: Experiment, figures: Mapping[str, Figure]) -> None:

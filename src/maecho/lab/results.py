@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from maecho.errors import UploadError
+from maecho import disk
+from maecho.errors import InputError
 from maecho.lab import experiment as configs
 from maecho.lab.clients import made_of
 from maecho.lab.experiment import Experiment
-from maecho.upload import storage as files
 
 Run = dict[str, Any]
 """One cell with one seed: its columns, and how they were made."""
@@ -29,13 +30,23 @@ def read_results(path: Path, experiment: Experiment) -> dict[str, Any]:
     return _content(experiment, _read(path, experiment)[0])
 
 
-def add_run(path: Path, experiment: Experiment, run: Run) -> dict[str, Any]:
-    """Put a finished run into the file, in place of an older one of the same cell and seed; the results as of now."""
-    ours, others = _read(path, experiment)
-    same = [r for r in ours if not (r["cell"] == run["cell"] and r["seed"] == run["seed"])]
-    order = {json.dumps(cell, sort_keys=True): i for i, cell in enumerate(experiment.cells)}
-    ours = sorted([*same, run], key=lambda r: (order.get(json.dumps(r["cell"], sort_keys=True), len(order)), r["seed"]))
-    files.write_json(path, _content(experiment, ours + others))
+def add_run(path: Path, experiment: Experiment, run: Run, done: Collection[str]) -> dict[str, Any]:
+    """Put a finished run into the file; the results as of now.
+
+    `done` are the columns that are new in the run. Of the other columns the file may know more by now, for other
+    processes write to it too. So it is read again under a lock, and keeps what they wrote.
+    """
+    with disk.locked(path):
+        ours, others = _read(path, experiment)
+        same = [r for r in ours if (r["cell"], r["seed"]) == (run["cell"], run["seed"])]
+        there = {**run["columns"], **(same[0]["columns"] if same else {}), **{c: run["columns"][c] for c in done}}
+        run = {**run, "columns": {column: there[column] for column in experiment.methods if column in there}}
+        order = {json.dumps(cell, sort_keys=True): i for i, cell in enumerate(experiment.cells)}
+        ours = sorted(
+            [*(r for r in ours if r not in same), run],
+            key=lambda r: (order.get(json.dumps(r["cell"], sort_keys=True), len(order)), r["seed"]),
+        )
+        disk.write_json(path, _content(experiment, ours + others))
     return _content(experiment, ours)
 
 
@@ -54,5 +65,5 @@ def _read(path: Path, experiment: Experiment) -> tuple[list[Run], list[Run]]:
                 float(column["accuracy"])
             (ours if run["made_of"] == made_of(experiment, run["cell"], run["seed"]) else others).append(run)
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise UploadError(f"{path} must hold results of {experiment.name}, got something else; move it away") from error
+        raise InputError(f"{path} must hold results of {experiment.name}, got something else; move it away") from error
     return ours, others

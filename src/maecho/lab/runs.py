@@ -23,7 +23,7 @@ from torch import nn
 from maecho._version import __version__
 from maecho.aggregation import aggregate
 from maecho.echo.relay import relay
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
 from maecho.lab.clients import Client, batches_of, derived_seed, made_of, split, train
@@ -54,9 +54,9 @@ def reproduce(
     """
     for column in columns or ():
         if column not in experiment.methods:
-            raise UploadError(f"columns must be among {', '.join(experiment.methods)}, got {column!r}")
+            raise InputError(f"columns must be among {', '.join(experiment.methods)}, got {column!r}")
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise UploadError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
+        raise InputError(f"device must be cpu, or cuda where torch sees a GPU, got {device!r}")
     path = results_path(experiment, out)
     results = read_results(path, experiment)
     todo = []
@@ -67,7 +67,8 @@ def reproduce(
                 todo.append((cell, seed, old))
     done = len(experiment.cells) * len(experiment.seeds) - len(todo)
     for run in _all(experiment, todo, jobs, device, columns):
-        results = add_run(path, experiment, run)
+        old = next((o for cell, seed, o in todo if (cell, seed) == (run["cell"], run["seed"])), None)
+        results = add_run(path, experiment, run, _columns_to_do(experiment, old, columns))
         done += 1
         if on_run is not None:
             on_run(done, len(experiment.cells) * len(experiment.seeds), run)

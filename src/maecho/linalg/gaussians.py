@@ -5,6 +5,7 @@ echo-chain draws inputs from them, and needs nothing else of the data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -57,7 +58,7 @@ class Gaussians:
         k, d = self.means.shape
         if not (len(self.classes) == len(self.counts) == k and len(self.covariances) in (1, k)):
             raise ValueError(f"moments must speak of the same classes throughout, got means of {k}")
-        if {c.width for c in self.covariances} != {d} or d != int(torch.tensor(self.shape).prod()):
+        if {c.width for c in self.covariances} != {d} or d != math.prod(self.shape):
             raise ValueError(f"moments must be of inputs of shape {self.shape}, got means of length {d}")
         if self.residual is not None and self.residual.shape != (len(self.covariances), d):
             raise ValueError(f"what is left of the variances must be one a mean's entry, got {self.residual.shape}")
@@ -155,9 +156,12 @@ class Gaussians:
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:
         """The inverse of `tensors`. Raises ValueError or KeyError where the parts do not fit together."""
-        ranks: list[int] = tensors["covariances/ranks"].tolist()
-        values, basis = tensors["covariances/values"], tensors["covariances/basis"]
-        if min(ranks, default=0) < 0 or basis.dim() != 2 or not sum(ranks) == len(values) == basis.shape[1]:
+        counts, values, basis = (tensors[f"covariances/{part}"] for part in ("ranks", "values", "basis"))
+        if (counts.dim(), values.dim(), basis.dim()) != (1, 1, 2) or counts.dtype != torch.int64:
+            got = f"{list(counts.shape)}, {list(values.shape)} and {list(basis.shape)}"
+            raise ValueError(f"covariances must be one row of ranks, one of values and a matrix, got {got}")
+        ranks: list[int] = counts.tolist()
+        if min(ranks, default=0) < 0 or not sum(ranks) == len(values) == basis.shape[1]:
             raise ValueError(
                 f"covariances of {len(ranks)} ranks with {len(values)} eigenvalues and vectors {list(basis.shape)}"
             )

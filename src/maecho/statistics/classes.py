@@ -10,6 +10,7 @@ from maecho.errors import UploadError
 from maecho.network.forward import Pass, check_labels
 from maecho.network.layers import find
 from maecho.privacy import NoisySums
+from maecho.statistics.parts import is_whole
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
 NO_LABELS = "the batches carry no whole-number label for every example"
@@ -35,7 +36,7 @@ class Classes(Statistic):
 
     def check(self, value: Any, carrier: Carrier) -> Any:
         client = carrier.client
-        whole = isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point()
+        whole = isinstance(value, Tensor) and value.dim() == 1 and is_whole(value)
         if not whole or bool((value < 0).any()):
             got = value.tolist() if isinstance(value, Tensor) else type(value).__name__
             raise UploadError(f"{client}: class counts must be one whole number a class, none negative, got {got}")
@@ -43,7 +44,7 @@ class Classes(Statistic):
         if head is not None and len(value) != head.shape(carrier.weights)[1]:
             classes = head.shape(carrier.weights)[1]
             raise UploadError(f"{client}: class counts must be of the {classes} classes of the head, got {len(value)}")
-        counted = sum(map(int, value.tolist()))  # Python's whole numbers do not wrap
+        counted = sum(value.tolist())  # of Python's numbers: sums of torch's wrap at 2**63
         if counted != carrier.examples:
             raise UploadError(f"{client}: class counts must sum to its {carrier.examples} examples, got {counted}")
         return value

@@ -21,6 +21,7 @@ from maecho.network.layers import Layer, complete
 from maecho.network.per_example import CHUNK, LongWay, squares, token_squares
 from maecho.network.spaces import Move
 from maecho.statistics.backward import BackwardGatherer, Batch, Call, Deltas, parameters
+from maecho.statistics.parts import check_real
 from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting, Statistic
 
 
@@ -54,6 +55,7 @@ class Fisher(Statistic):
             if not isinstance(found, Tensor) or found.shape != weights[name].shape:
                 got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
                 raise UploadError(f"{what} must be {tuple(weights[name].shape)} as it is, got {got}")
+            check_real(what, found)
             if not found.isfinite().all():
                 raise UploadError(f"{what} must be finite, got NaN or infinity")
             if found.numel() and float(found.min()) < 0:

@@ -14,6 +14,7 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import eigenvalues
 from maecho.network.forward import Pass
 from maecho.privacy import NoisySums
+from maecho.statistics.parts import check_real, is_whole
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 FEW = 10
 """Examples of a class up to which its mean says much about single ones."""
+MOST_CLASSES = 2**24
+"""Where an upload does not say how many there are. Labels are counted by their number, so a huge one takes memory."""
 CLUSTERED = 2000
 """Examples of a class that k-means looks at; every other one goes to the nearest centre."""
 
@@ -82,15 +85,28 @@ def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
     client = carrier.client
     if not isinstance(value, Gaussians):
         raise UploadError(f"{client}: class moments{of} must be Gaussians, got {type(value).__name__}")
+    check_real(f"{client}: class means and variances{of}", value.means, value.residual)
     if not value.means.isfinite().all():
         raise UploadError(f"{client}: class means{of} must be finite, got NaN or infinity")
-    counted = sum(map(int, value.counts.tolist()))  # Python's whole numbers do not wrap
+    if not is_whole(value.counts) or not is_whole(value.classes):
+        got = ", ".join(str(tensor.dtype) for tensor in (value.classes, value.counts))
+        raise UploadError(f"{client}: classes and counts of the class moments{of} must be whole numbers, got {got}")
+    counted = sum(value.counts.tolist())  # of Python's numbers: sums of torch's wrap at 2**63
     if counted != carrier.examples or bool((value.counts < 1).any()):
         raise UploadError(
             f"{client}: counts of the class moments{of} must be positive and sum to its {carrier.examples} examples, "
             f"got {counted}"
         )
+    counts = carrier.statistics.get("classes")
+    labels = MOST_CLASSES if counts is None else len(counts)
+    lowest, highest = (int(end) for end in value.classes.aminmax())
+    if lowest < NO_CLASS or highest >= labels:
+        raise UploadError(
+            f"{client}: classes of the class moments{of} must lie in 0 … {labels - 1}, or be {NO_CLASS} for no class, "
+            f"got {lowest} … {highest}"
+        )
     for covariance in value.covariances:
+        check_real(f"{client}: class covariances{of}", covariance.values, covariance.basis)
         wrong = covariance.complaint()
         if wrong:
             raise UploadError(f"{client}: class covariances{of} must be {wrong}")

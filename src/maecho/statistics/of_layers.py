@@ -13,6 +13,7 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer
 from maecho.network.spaces import Move
+from maecho.statistics.parts import check_real
 from maecho.statistics.statistic import Carrier, Statistic
 
 Matrix = TypeVar("Matrix", bound=Spectrum | Diagonal)
@@ -76,6 +77,7 @@ def check_matrix(what: str, matrix: Any, groups: int, d: int, diagonal: bool, la
         raise UploadError(f"{what} must be a Spectrum or a matrix, got {type(matrix).__name__}")
     if isinstance(matrix, Diagonal) and not diagonal:
         raise UploadError(f"{what} must have eigenvectors, got eigenvalues alone")
+    check_real(what, matrix.values, matrix.basis if isinstance(matrix, Spectrum) else None)
     wrong = matrix.malformed()
     if wrong:
         raise UploadError(f"{what} must be {wrong}")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maecho.errors import UploadError
 from maecho.linalg.gaussians import Gaussians
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
@@ -68,9 +69,9 @@ def read(kind: type, found: Mapping[str, Tensor], facts: Mapping[str, Any]) -> P
     return Gaussians.read(found, facts)
 
 
-def facts(part: Part) -> dict[str, Any]:
-    """What a header says of a part beside its tensors. Public: names and shapes alone."""
-    return {"shape": list(part.shape)} if isinstance(part, Gaussians) else {}
+def facts(part: Part) -> dict[str, tuple[int, ...]]:
+    """What a header says of a part beside its tensors: shapes, which are public."""
+    return {"shape": part.shape} if isinstance(part, Gaussians) else {}
 
 
 def size(part: Part) -> int:
@@ -107,6 +108,18 @@ def cut(part: Part, rank: Callable[[Spectrum], int], keep_variances: bool = True
 def residual_bytes(part: Part) -> int:
     """What `cut` adds where it keeps variances."""
     return part.residual_bytes if isinstance(part, Gaussians) else 0
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether it holds whole numbers; truth values are none."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def check_real(what: str, *tensors: Tensor | None) -> None:
+    """Raises UploadError unless they are of floating point, as sums and directions are. `what` begins the sentence."""
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_floating_point():
+            raise UploadError(f"{what} must be of floating point, got {tensor.dtype}")
 
 
 def ranks(part: Part) -> dict[str, int]:

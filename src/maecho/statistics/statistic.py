@@ -157,9 +157,10 @@ class Statistic(ABC):
             for suffix, tensor in parts.tensors(part).items()
         }
 
-    def facts(self, value: Value) -> dict[str, dict[str, Any]]:
-        """What the header says of it, entry by entry. Public."""
-        return {entry: parts.facts(part) for entry, part in parts.entries(value).items()}
+    def facts(self, value: Value) -> dict[str, dict[str, tuple[int, ...]]]:
+        """What the header says of it, entry by entry: shapes, which are public."""
+        found = {entry: parts.facts(part) for entry, part in parts.entries(value).items()}
+        return {entry: facts for entry, facts in found.items() if facts}
 
     def read(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Mapping[str, Any]]) -> Value:
         """The inverse of `tensors` and `facts`. Raises ValueError or KeyError where the parts do not fit together."""

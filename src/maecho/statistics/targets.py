@@ -18,6 +18,7 @@ from maecho.network.forward import Pass, check_labels
 from maecho.network.layers import Layer, complete, find
 from maecho.network.spaces import Move, Place
 from maecho.statistics.classes import NO_LABELS
+from maecho.statistics.parts import check_real
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
 
@@ -45,6 +46,7 @@ class Targets(Statistic):
         if not isinstance(value, Tensor) or tuple(value.shape) != expected:
             got = tuple(value.shape) if isinstance(value, Tensor) else value
             raise UploadError(f"{client}: targets must be {expected}, classes by inputs of the head, got {got}")
+        check_real(f"{client}: targets", value)
         if not value.isfinite().all():
             raise UploadError(f"{client}: targets must be finite, got NaN or infinity")
         counted = float(value.double()[:, -1].sum())

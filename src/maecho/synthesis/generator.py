@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.hooks import watching
 
 if TYPE_CHECKING:
@@ -145,13 +145,13 @@ def logits(model: nn.Module, x: Tensor) -> Float[Tensor, "n classes"]:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())
         kind = str(x.dtype).removeprefix("torch.")
-        raise UploadError(
+        raise InputError(
             f"dense: the model must take {kind} inputs {tuple(x.shape)}, got an error: {reason}"
         ) from error
     output = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(x):
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UploadError(f"dense: the model must give one output a class for each of {len(x)} inputs, got {got}")
+        raise InputError(f"dense: the model must give one output a class for each of {len(x)} inputs, got {got}")
     return output
 
 

@@ -14,6 +14,7 @@ import torch
 
 from maecho import devices
 from maecho.errors import UploadError
+from maecho.upload.header import not_sent
 from maecho.upload.upload import Upload, read_header
 
 Source = Upload | str | Path
@@ -72,7 +73,9 @@ class Cohort(Sequence[Upload]):
             }
         if not isinstance(source, str | Path):
             raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
-        return {**read_header(Path(source)), "place": str(source)}
+        header = read_header(Path(source))
+        shown = ("client", "examples", "fingerprint", "statistics", "recipe")
+        return {**{name: getattr(header, name) for name in shown}, "place": str(source)}
 
     @property
     def home(self) -> torch.device:
@@ -109,7 +112,7 @@ class Cohort(Sequence[Upload]):
 
 def _missing(about: Mapping[str, Any], name: str, needs: list[str], method: str) -> str:
     """That a statistic is not there, the client's own reason if it gave one, and what to do."""
-    reason = about["recipe"].get("not_sent", {}).get(name)
+    reason = not_sent(about["recipe"]).get(name)
     lack = f"{about['client']}: {method} needs the statistic {name!r}, got"
     if reason is None:
         carried = ", ".join(sorted(about["statistics"])) or "none"

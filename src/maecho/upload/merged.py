@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from maecho import schema
 from maecho._version import __version__
+from maecho.errors import UploadError
 from maecho.upload import storage as files
 
 
@@ -33,8 +36,20 @@ class Merged(dict[str, Tensor]):
 
     @classmethod
     def load(cls, path: str | Path) -> Merged:
-        about = files.read_about(Path(path), "model")
-        return cls(files.read_tensors(Path(path)), about.get("averaged", ()), about.get("recipe"))
+        with files.opened(Path(path), "model") as file:
+            try:
+                about = schema.convert(file.about, _About)
+            except ValueError as error:
+                raise UploadError(f"{path} must be a maecho model, got one whose header says: {error}") from error
+            return cls(file.read_all(), about.averaged, about.recipe)
+
+
+@dataclass(frozen=True)
+class _About:
+    """What the file of a merged model says of it."""
+
+    averaged: tuple[str, ...] = ()
+    recipe: dict[str, Any] = field(default_factory=dict)
 
 
 def make_recipe(

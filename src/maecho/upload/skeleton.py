@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.upload.upload import Upload
 
 
 def skeleton(model: nn.Module | None, first: Upload, method: str, why: str) -> nn.Module:
     """The model, if it is there and fits; `why` completes "since <method> …"."""
     if model is None:
-        raise UploadError(
+        raise InputError(
             f"{method}: model must be the network that the uploads are weights of, since {method} {why}, got none; "
             f"give it as aggregate(uploads, {method!r}, model=network)"
         )
@@ -21,7 +21,7 @@ def skeleton(model: nn.Module | None, first: Upload, method: str, why: str) -> n
             "x".join(map(str, state[name].shape)) or "scalar" if name in state else "none" for state in (expected, got)
         ]
         if words[0] != words[1]:
-            raise UploadError(
+            raise InputError(
                 f"{method}: model must have {words[0]} for {name!r} as in the upload of {first.client}, got {words[1]}"
             )
     return model

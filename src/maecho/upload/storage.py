@@ -1,109 +1,244 @@
-"""Safetensors files that are whole or absent: written under a temporary name and renamed, never pickled.
+"""Files of uploads, merged models and relays: safetensors, never pickled, with what they are in the header.
 
-Each carries one JSON text under the key `maecho` that says what it is and how it was made.
+The key `maecho` of the metadata holds one JSON text: the kind of file, the format version, and for every tensor its
+SHA-256. The key `sha256` holds the digest of the header itself. So every byte that is read is checked against what was
+written: that finds damage. It proves nothing of who wrote the file, since anybody can compute a digest.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import json
 import os
-import tempfile
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
-from maecho.errors import UploadError
+from maecho import disk, names, schema
+from maecho.errors import InputError, UploadError
+from maecho.upload import envelope
+from maecho.upload.envelope import Entry
 
 KEY = "maecho"
-VERSION = 1
+DIGEST = "sha256"
+VERSION = 2
 """Of the file format. Raised when an older maecho could not read what a newer one writes, from the first release on."""
+PRIVATE = 0o600
+_OURS = ("kind", "version", "tensors")
+"""What this module says in the JSON text, beside what its callers say."""
+_LONGEST_KEY = names.PART + 50
+"""Characters of a tensor's name: a weight's or a layer's, and the part it belongs to."""
+_AT_ONCE = 2**26
+"""Bytes read by one call."""
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a temporary name beside `path`, then rename: a crash leaves the old file or none."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-    except OSError as error:
-        raise UploadError(f"cannot write {path}: {error.strerror}") from error
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.chmod(0o644)  # mkstemp's files are for their owner alone; this one travels
-        temporary.replace(path)
-    except OSError as error:
-        raise UploadError(f"cannot write {path}: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise UploadError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+@dataclass(frozen=True)
+class Limits:
+    """How large a file may be that this process reads. Beyond the defaults by MAECHO_MAX_FILE and MAECHO_MAX_HEADER."""
+
+    file: int = 4 * 2**30
+    """Bytes. Reading takes this much memory, and checking up to twice as much again."""
+    header: int = 8 * 2**20
+    """Bytes. A layer with all its statistics takes about 3 kB; parsed, a hostile header takes 25 times its size."""
+
+    def __post_init__(self) -> None:
+        for name in ("file", "header"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"the limit of the {name} must be a number of bytes from 1 on, got {value!r}")
+
+    @classmethod
+    def of_environment(cls) -> Limits:
+        given = {name: os.environ.get(f"MAECHO_MAX_{name.upper()}") for name in ("file", "header")}
+        return cls(**{name: _bytes(f"MAECHO_MAX_{name.upper()}", text) for name, text in given.items() if text})
 
 
-def write_json(path: Path, content: Any) -> None:
-    write_whole(path, lambda name: name.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8"))
+def _bytes(name: str, text: str) -> int:
+    """A size as people write it: 300000, 64 MB, 16 GB."""
+    found = re.fullmatch(r"\s*(\d{1,18})\s*([kKMGT]?)[bB]?\s*", text)
+    if not found:
+        raise InputError(f"{name} must be a number of bytes, or one of kB, MB, GB or TB, got {text!r}")
+    factor: int = 1000 ** " KMGT".index(found[2].upper() or " ")
+    return int(found[1]) * factor
 
 
-def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """`kind` says what the file is: "upload" or "model"."""
-    header = {KEY: json.dumps({"kind": kind, "version": VERSION, **about})}
-    flat: dict[str, Tensor] = {}
-    places: set[int] = set()
+@dataclass(frozen=True)
+class _Identity:
+    """What every file says of itself."""
+
+    kind: str
+    version: int
+
+    def __post_init__(self) -> None:
+        if self.version < 1:
+            raise ValueError(f"version {self.version}")
+
+
+class File:
+    """One open file, its header read and judged. A tensor is read when it is asked for, into memory of its own."""
+
+    def __init__(self, path: Path, raw: io.FileIO, limits: Limits, wanted: str = "maecho file"):
+        self.path = path
+        self._raw = raw
+        size = os.fstat(raw.fileno()).st_size
+        if size > limits.file:
+            raise UploadError(
+                f"{path} must be of at most {limits.file} bytes, got {size}; the environment variable MAECHO_MAX_FILE "
+                "allows larger files"
+            )
+        length = int.from_bytes(self._bytes(0, envelope.LENGTH, size), "little")
+        if envelope.LENGTH + length > size:
+            raise self._foreign(f"a header of {length} bytes in a file of {size}")
+        if length > limits.header:
+            raise UploadError(
+                f"{path} must have a header of at most {limits.header} bytes, got {length}; the environment variable "
+                "MAECHO_MAX_HEADER allows larger headers"
+            )
+        self._header = self._bytes(envelope.LENGTH, length, size)
+        self._data = envelope.LENGTH + length
+        try:
+            self.listing, self._metadata = envelope.parse(self._header, size - self._data)
+        except ValueError as error:
+            raise self._foreign(str(error)) from error
+        self.version: int | None = None
+        self.about: dict[str, Any] = {}
+        """What the writer says of the file; of a file that maecho did not write nothing."""
+        self._digests: dict[str, str] | None = None
+        if KEY in self._metadata or DIGEST in self._metadata:
+            self._identify(wanted)
+
+    @property
+    def kind(self) -> str | None:
+        """ "upload", "model" or "relay"; None: maecho did not write it."""
+        return self.about["kind"] if self.about else None
+
+    def read(self, name: str) -> Tensor:
+        """One tensor. Raises UploadError if its bytes are not those that were written."""
+        entry: Entry = self.listing[name]
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        flat = envelope.as_bytes(tensor)
+        self._fill(flat, self._data + entry.begin)
+        if self._digests is not None and hashlib.sha256(flat).hexdigest() != self._digests[name]:
+            raise UploadError(f"{self.path} must be as it was written, got other bytes in the tensor {name!r}")
+        if entry.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+            raise UploadError(f"{self.path}: tensor {name!r} must be of zeros and ones, got other bytes")
+        return tensor
+
+    def read_all(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+        """The tensors whose names are wanted, by name."""
+        return {name: self.read(name) for name in sorted(self.listing) if wanted(name)}
+
+    def _identify(self, wanted: str) -> None:
+        """Read what maecho wrote into the metadata, and hold the header against its digest."""
+        try:
+            about = schema.parse(self._metadata.get(KEY, "").encode())
+            version = schema.convert(about, _Identity).version
+        except ValueError as error:
+            raise UploadError(
+                f"{self.path} must be a {wanted}, got a safetensors file that maecho did not write, or a damaged one "
+                f"({error})"
+            ) from error
+        if version > VERSION:
+            raise UploadError(
+                f"{self.path} must be of file format {VERSION} or older, got {version}: it needs a newer maecho"
+            )
+        if version == 1 and DIGEST in self._metadata:
+            raise UploadError(f"{self.path} must be without a digest, being of file format 1, got one with a digest")
+        if version > 1:
+            self._check_digest()
+            self._digests = self._listed_digests(about.pop("tensors", None))
+        self.version, self.about = version, about
+
+    def _check_digest(self) -> None:
+        said = self._metadata.get(DIGEST, "")
+        blanked = envelope.blank(self._header, said)
+        if blanked is None or envelope.digest_of_header(blanked) != said:
+            got = "another header" if DIGEST in self._metadata else "a header without its digest"
+            raise UploadError(f"{self.path} must be as it was written, got {got}")
+
+    def _listed_digests(self, content: object) -> dict[str, str]:
+        try:
+            digests = schema.convert(content, dict[str, str])
+        except ValueError as error:
+            raise UploadError(f"{self.path} must list digests of its tensors, got others ({error})") from error
+        for name in sorted(digests.keys() ^ self.listing.keys()):
+            expected, got = ("there", "none") if name in digests else ("absent", "one")
+            raise UploadError(f"{self.path}: tensor {name!r} must be {expected} as the header says, got {got}")
+        for name in digests:
+            names.check(f"{self.path}: a tensor", name, _LONGEST_KEY)
+        return digests
+
+    def _bytes(self, start: int, count: int, size: int) -> bytes:
+        if start + count > size:
+            raise self._foreign(f"{size} bytes")
+        buffer = bytearray(count)
+        self._fill(memoryview(buffer), start)
+        return bytes(buffer)
+
+    def _fill(self, view: memoryview, start: int) -> None:
+        done = 0
+        try:
+            self._raw.seek(start)
+            while done < len(view):
+                came = self._raw.readinto(view[done : done + _AT_ONCE])
+                if not came:
+                    raise UploadError(f"{self.path} must stay as it is while it is read, got one that was cut short")
+                done += came
+        except OSError as error:
+            raise UploadError(f"cannot read {self.path}: {error.strerror}") from error
+
+    def _foreign(self, reason: str) -> UploadError:
+        return UploadError(
+            f"{self.path} must be a whole safetensors file, got one that is cut short or foreign ({reason})"
+        )
+
+
+@contextlib.contextmanager
+def opened(path: Path, kind: str | None = None, limits: Limits | None = None) -> Iterator[File]:
+    """A file of this kind, or with None any safetensors file. Nothing of it but the header is read yet."""
+    with disk.regular(path, UploadError) as raw:
+        file = File(path, raw, limits or Limits.of_environment(), f"maecho {kind or 'file'}")
+        if kind is not None and file.kind is None:
+            raise UploadError(f"{path} must be a maecho {kind}, got a safetensors file that maecho did not write")
+        if kind is not None and file.kind != kind:
+            raise UploadError(f"{path} must be a maecho {kind}, got a maecho {file.kind}")
+        yield file
+
+
+def write_tensors(
+    path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any], mode: int | None = None
+) -> None:
+    """`kind` says what the file is: "upload", "model" or "relay"; `mode` who may read it, None as the umask says."""
     for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        flat[name] = tensor.clone() if place in places else tensor  # safetensors refuses memory that is shared
-        places.add(place)
-    write_whole(path, lambda name: save_file(flat, name, metadata=header))
+        names.check(f"cannot write {path}: a tensor", name, _LONGEST_KEY)
+        if tensor.dtype not in envelope.NAMES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in envelope.NAMES)
+            raise UploadError(f"cannot write {path}: {name!r} must be of {known}, got {tensor.dtype}")
+    digests = {name: hashlib.sha256(envelope.as_bytes(tensor)).hexdigest() for name, tensor in tensors.items()}
+    said = dict(zip(_OURS, (kind, VERSION, digests), strict=True))
+    try:
+        text = json.dumps({**about, **said}, allow_nan=False)
+        schema.parse(text.encode())
+    except (TypeError, ValueError) as error:
+        raise UploadError(f"cannot write {path}: what is said of it must be JSON, got {error}") from error
+    header = envelope.header_of(tensors, {KEY: text}, DIGEST)
+    disk.write_whole(path, lambda file: envelope.write(file, header, tensors), mode, UploadError)
 
 
 def read_about(path: Path, kind: str) -> dict[str, Any]:
-    """The JSON of a file of this kind, without its tensors."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-    try:
-        about = json.loads(header[KEY])
-        found, version = about["kind"], about["version"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UploadError(
-            f"{path} must be a maecho {kind}, got a safetensors file that maecho did not write"
-        ) from error
-    if found != kind:
-        raise UploadError(f"{path} must be a maecho {kind}, got a maecho {found}")
-    if not isinstance(version, int) or version > VERSION:
-        raise UploadError(f"{path} must be of file format {VERSION} or older, got {version}: it needs a newer maecho")
-    return dict(about)
+    """What a file of this kind says of itself, without its tensors."""
+    with opened(path, kind) as file:
+        return file.about
 
 
 def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-    """The tensors whose names are wanted; the others are not read from disk."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118 (no iterator)
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-
-
-def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The weights of any safetensors file: an upload's are under their prefix, with tied names beside."""
-    tensors = read_tensors(path)
-    if not any(name.startswith("weights/") for name in tensors):
-        return tensors
-    about = read_about(path, "upload")
-    weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
-    return weights | {name: weights[kept] for name, kept in about.get("aliases", {}).items() if kept in weights}
-
-
-def _unreadable(path: Path, error: Exception) -> UploadError:
-    if isinstance(error, FileNotFoundError):
-        return UploadError(f"{path} must be a file, got nothing at that place")
-    if isinstance(error, OSError) and path.is_dir():
-        return UploadError(f"{path} must be a file, got a folder")
-    return UploadError(f"{path} must be a whole safetensors file, got one that is cut short or foreign ({error})")
+    """The tensors of any safetensors file whose names are wanted."""
+    with opened(path) as file:
+        return file.read_all(wanted)

@@ -1,0 +1,95 @@
+"""What the arguments of the command line mean, and where it may write."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from maecho.aggregation import METHODS, choose
+from maecho.errors import InputError
+
+
+class By(StrEnum):
+    """How an ensemble's members are put together."""
+
+    logits = "logits"
+    probabilities = "probabilities"
+    class_aware = "class-aware"
+
+
+class Of(StrEnum):
+    """Which labels gradients are taken for."""
+
+    expected = "expected"
+    sampled = "sampled"
+    observed = "observed"
+
+
+def check_out(out: Path, force: bool, inputs: Iterable[Path] = (), option: str = "--out") -> None:
+    """That a result may be written there, before any work is done for it: never over an input, under whatever name,
+    and over what is there only with --force."""
+    try:
+        for path in inputs:
+            if path.exists() and out.exists() and out.samefile(path):
+                raise InputError(f"{option} must not be one of the inputs, got {out}, which is {path}")
+        if out.is_symlink() or (out.exists() and not out.is_file()):
+            raise InputError(f"cannot write {out}: {option} must name a regular file, got {_kind(out)}")
+        if out.exists() and not force:
+            raise InputError(f"cannot write {out}: it must be a new file, got one that is there; --force replaces it")
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from error
+
+
+def _kind(path: Path) -> str:
+    return "a link" if path.is_symlink() else "a folder" if path.is_dir() else "something else"
+
+
+def permissions(text: str) -> int:
+    """Octal digits, as `chmod` takes them. The owner must be able to read the file and to replace it."""
+    if not re.fullmatch(r"0?6[0246]{2}", text):
+        raise InputError(f"--mode must be 600, 640, 644 or the like, got {text!r}")
+    return int(text, 8)
+
+
+def rank(text: str) -> int | float | str | None:
+    """A number, a share, a size in words; None for "all"."""
+    if text == "all":
+        return None
+    try:
+        number = json.loads(text)
+    except ValueError:
+        return text
+    return number if isinstance(number, int | float) else text
+
+
+def words(text: str | None) -> list[str] | None:
+    """A list separated by commas."""
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def defaults(method: Any) -> dict[str, Any]:
+    """A method's options with their defaults."""
+    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.repr}
+
+
+def options(method: str, texts: Iterable[str]) -> dict[str, Any]:
+    """name=value, the value read as JSON where it is JSON (60, 0.5, true, null) and as text where it is not."""
+    choose(method)
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--set must be name=value, got {text!r}")
+        known = defaults(METHODS[method])
+        if name not in known:
+            raise InputError(f"{method} has the options {', '.join(known)}, got {name!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found

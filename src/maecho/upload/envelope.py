@@ -1,0 +1,142 @@
+"""The safetensors format: eight bytes of length, a JSON header, the numbers of one tensor after the other.
+
+Read here, and not by the library, since a stranger's header is judged before memory is given to what it announces, and
+since the library maps a file that its sender may still change. What is written any safetensors tool can read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from maecho import schema
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""What a tensor may be made of."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+METADATA = "__metadata__"
+LENGTH = 8
+"""Bytes that say how long the header is."""
+_AXES = 8
+_ELEMENTS = 2**53
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies behind the header, and how its bytes are read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A tensor as the header has it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"a tensor of the type {self.dtype!r}; known are {', '.join(DTYPES)}")
+        # An axis of length 0 must not hide others that no tensor can have.
+        if len(self.shape) > _AXES or min(self.shape, default=0) < 0 or _product(self.shape) > _ELEMENTS:
+            raise ValueError(f"a tensor of the shape {list(self.shape)[: _AXES + 1]}")
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(DTYPES[self.dtype], self.shape, *self.data_offsets)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    return math.prod(max(length, 1) for length in shape)
+
+
+def parse(header: bytes, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors of a file with so many bytes behind this header, and its metadata. Raises ValueError that says what
+    is odd: names of other characters, offsets that leave gaps or overlap, another size than the file has."""
+    content = schema.parse(header)
+    metadata: dict[str, str] = {}
+    if isinstance(content, dict) and METADATA in content:
+        metadata = schema.convert(content.pop(METADATA), dict[str, str])
+    found = {name: one.entry for name, one in schema.convert(content, dict[str, _Listed]).items()}
+    end = 0
+    for name, one in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        bytes_ = math.prod(one.shape) * one.dtype.itemsize
+        if one.begin != end or one.end - one.begin != bytes_:
+            raise ValueError(f"the bytes {one.begin} to {one.end} for {name!r}, which takes {bytes_} from {end} on")
+        end = one.end
+    if end != size:
+        raise ValueError(f"{size} bytes of tensors, where its header lists {end}")
+    return found, metadata
+
+
+def blank(header: bytes, digest: str) -> bytes | None:
+    """The header as it was when its digest was taken: zeros in the place of the digest, which stands there once."""
+    quoted = f'"{digest}"'.encode()
+    if not _DIGEST.fullmatch(digest) or header.count(quoted) != 1:
+        return None
+    return header.replace(quoted, b'"' + b"0" * len(digest) + b'"')
+
+
+def digest_of_header(blanked: bytes) -> str:
+    """Of the length too: padding behind the header belongs to it."""
+    return hashlib.sha256(len(blanked).to_bytes(LENGTH, "little") + blanked).hexdigest()
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The numbers of a tensor as they lie in a file; of one on the CPU and in one piece, without a copy."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names in the order of the file: wide numbers first, so that each lies at a multiple of its size."""
+    return sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+
+
+def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], digest_key: str) -> bytes:
+    """The header for these tensors, with its own digest under one key of its metadata."""
+    zeros = "0" * 64
+    content: dict[str, object] = {METADATA: {**metadata, digest_key: zeros}}
+    end = 0
+    for name in in_order(tensors):
+        tensor, begin = tensors[name], end
+        end += tensor.numel() * tensor.dtype.itemsize
+        content[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    blanked = json.dumps(content, separators=(",", ":")).encode()
+    blanked += b" " * (-len(blanked) % LENGTH)
+    quoted = f'"{digest_key}":"{zeros}"'.encode()
+    assert blanked.count(quoted) == 1
+    return blanked.replace(quoted, f'"{digest_key}":"{digest_of_header(blanked)}"'.encode())
+
+
+def write(file: BinaryIO, header: bytes, tensors: Mapping[str, Tensor]) -> None:
+    """One tensor after the other, so that no second copy of all of them is in memory."""
+    file.write(len(header).to_bytes(LENGTH, "little"))
+    file.write(header)
+    for name in in_order(tensors):
+        file.write(as_bytes(tensors[name]))

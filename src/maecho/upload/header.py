@@ -1,0 +1,219 @@
+"""What the header of an upload's file says, with types, and whether it fits the tensors that the file lists.
+
+All of it is judged before a tensor is read: who sent it, of how many examples, how weights are read as matrices. The
+same checks hold for an Upload that is made in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maecho import names, schema
+from maecho._version import __version__
+from maecho.errors import InputError, UploadError
+from maecho.network import spaces as network_spaces
+from maecho.network.layers import Layer
+from maecho.network.spaces import Space
+from maecho.upload import version_1
+from maecho.upload.storage import File
+
+LARGEST = 2**53
+"""Of a whole number: up to here float64 holds them all, and sums of two fit into 64 bits."""
+RECIPE = 2**18
+"""Characters of the JSON of a recipe."""
+_AXES = 8
+
+
+@dataclass(frozen=True)
+class Header:
+    """All that a file says of an upload, beside its tensors."""
+
+    client: str
+    examples: int
+    fingerprint: str | None
+    """None: the file does not say it in today's form."""
+    statistics: dict[str, dict[str, dict[str, tuple[int, ...]]]]
+    """Statistic -> entry (a layer, a weight) -> what is public of it: shapes by their names."""
+    layers: tuple[Layer, ...]
+    head: str | None
+    aliases: dict[str, str]
+    spaces: tuple[Space, ...] | None
+    recipe: dict[str, Any]
+    made_by: str = field(default=f"maecho {__version__}")
+
+    def __post_init__(self) -> None:
+        check_client(self.client, self.examples)
+        check_recipe(self.client, self.recipe)
+        for name, entries in self.statistics.items():
+            for shape in (shape for facts in entries.values() for shape in facts.values()):
+                _check_shape(f"{self.client}: {name}", shape)
+        names.check(f"{self.client}: made_by", self.made_by)
+
+    def about(self) -> dict[str, Any]:
+        """As a file says it."""
+        return asdict(self)
+
+
+def read(file: File, known: Collection[str]) -> Header:
+    """The header of an open file. `known` are the statistics that there are."""
+    try:
+        about = version_1.as_today(file) if file.version == 1 else file.about
+        header = schema.convert(about, Header)
+    except UploadError:
+        raise
+    except ValueError as error:
+        raise UploadError(f"{file.path} must be a maecho upload, got one whose header says: {error}") from error
+    try:
+        _check_statistics(header, file.listing, known)
+        weights = listed_weights(file)
+        check_architecture(header.client, weights, header.layers, header.head, header.aliases)
+        check_spaces(header.client, weights, header.spaces)
+    except UploadError as error:
+        raise UploadError(f"{file.path}: {error}") from error
+    found = fingerprint(weights, header.layers, header.head, header.aliases)
+    if header.fingerprint is None:
+        return replace(header, fingerprint=found)
+    if header.fingerprint != found:
+        raise UploadError(
+            f"{file.path}: {header.client}'s weights must be of the architecture {header.fingerprint} that the file "
+            f"names, got {found}"
+        )
+    return header
+
+
+def listed_weights(file: File) -> dict[str, Tensor]:
+    """The weights that a file lists, as tensors without values."""
+    return {
+        name.removeprefix("weights/"): torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+        for name, entry in file.listing.items()
+        if name.startswith("weights/")
+    }
+
+
+def fingerprint(
+    weights: Mapping[str, Tensor], layers: Iterable[Layer], head: str | None, aliases: Mapping[str, str]
+) -> str:
+    """Equal for equal architectures: names, shapes and dtypes of the weights, and how they are read as matrices."""
+    text = json.dumps(architecture(weights, layers, head, aliases), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def architecture(
+    weights: Mapping[str, Tensor], layers: Iterable[Layer], head: str | None, aliases: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "weights": {name: described(tensor.dtype, tensor.shape) for name, tensor in weights.items()},
+        "layers": {layer.name: asdict(layer) for layer in layers},
+        "head": head,
+        "aliases": dict(aliases),
+    }
+
+
+def described(dtype: torch.dtype, shape: Sequence[int]) -> list[Any]:
+    return [str(dtype).removeprefix("torch."), *shape]
+
+
+def check_client(client: object, examples: object) -> None:
+    names.check("a client", client, names.CLIENT)
+    if isinstance(examples, bool) or not isinstance(examples, int) or not 1 <= examples <= LARGEST:
+        raise UploadError(f"{client}: the number of examples must be at least 1 and at most 2**53, got {examples!r}")
+
+
+def check_recipe(client: str, recipe: Mapping[str, Any]) -> None:
+    """A recipe is free text for people: any JSON, as long as it is small."""
+    try:
+        text = json.dumps(dict(recipe), allow_nan=False)
+        schema.parse(text.encode())
+    except (TypeError, ValueError) as error:
+        raise UploadError(f"{client}: the recipe must be JSON, got {error}") from error
+    if len(text) > RECIPE:
+        raise UploadError(f"{client}: the recipe must have at most {RECIPE} characters, got {len(text)}")
+
+
+def not_sent(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Why statistics are not there, by their names, as far as the recipe says so in the form of `make_upload`."""
+    said = recipe.get("not_sent")
+    return {str(what): str(why) for what, why in said.items()} if isinstance(said, Mapping) else {}
+
+
+def check_architecture(
+    client: str, weights: Mapping[str, Tensor], layers: Sequence[Layer], head: str | None, aliases: Mapping[str, str]
+) -> None:
+    """Weights with names, layers that can be read from them as matrices, ties and a head that exist. Values are not
+    looked at: the weights may be tensors on the device "meta"."""
+    if not weights:
+        raise UploadError(f"{client}: an upload must carry weights, got none")
+    for name in weights:
+        names.check(f"{client}: a weight", name)
+    for alias, kept in aliases.items():
+        names.check(f"{client}: a tied weight", alias)
+        if kept not in weights:
+            raise UploadError(f"{client}: {alias!r} must be tied to a weight, got {kept!r}, which is not there")
+        if alias in weights:
+            raise UploadError(f"{client}: {alias!r} must be a weight or tied to one, got both")
+    for part, what in (("name", "layer"), ("weight", "weight")):
+        seen: set[str] = set()
+        for layer in layers:
+            value = getattr(layer, part)
+            if value in seen:
+                raise UploadError(f"{client}: layers must have one {what} each, got {value!r} twice")
+            seen.add(value)
+    for layer in layers:
+        _check_layer(client, layer, weights)
+    if head is not None and head not in {layer.name for layer in layers}:
+        raise UploadError(f"{client}: the head must be one of its layers, got {head!r}")
+
+
+def check_spaces(client: str, weights: Mapping[str, Tensor], spaces: Iterable[Space] | None) -> None:
+    """Neuron spaces that lie on axes of the weights; these may be tensors on the device "meta"."""
+    for space in spaces or ():
+        names.check(f"{client}: a neuron space", space.name, empty=True)
+        for number in (space.size, *(place.block for place in space.places)):
+            if not 1 <= number <= LARGEST:
+                raise UploadError(
+                    f"{client}: sizes and blocks of the neuron space {space.name!r} must be positive, got {number}"
+                )
+    try:
+        network_spaces.check(tuple(spaces or ()), weights)
+    except InputError as error:
+        raise UploadError(f"{client}: {error}") from error
+
+
+def _check_layer(client: str, layer: Layer, weights: Mapping[str, Tensor]) -> None:
+    names.check(f"{client}: a layer", layer.name, empty=True)
+    for part in (layer.weight, layer.bias):
+        if part is not None and part in weights and not weights[part].is_floating_point():
+            raise UploadError(
+                f"{client}: {part!r} must be of floating point, being of a layer, got {weights[part].dtype}"
+            )
+        if part is not None and part in weights and 0 in weights[part].shape:
+            shape = tuple(weights[part].shape)
+            raise UploadError(f"{client}: {part!r} must have no axis of length 0, being of a layer, got {shape}")
+    wrong = layer.complaint({name: tensor.shape for name, tensor in weights.items()})
+    if wrong:
+        raise UploadError(f"{client}: {wrong}")
+
+
+def _check_shape(what: str, shape: tuple[int, ...]) -> None:
+    if len(shape) > _AXES or min(shape, default=1) < 1 or math.prod(shape) > LARGEST:
+        raise UploadError(f"{what} must have a shape of positive numbers, got {list(shape[: _AXES + 1])}")
+
+
+def _check_statistics(header: Header, listing: Iterable[str], known: Collection[str]) -> None:
+    """That every tensor belongs to the weights or to a statistic that is listed."""
+    said = header.statistics.keys()
+    if not said <= set(known):
+        raise UploadError(f"{header.client}: statistics must be among {', '.join(known)}, got {list(said)}")
+    listed = {name.split("/")[0] for name in listing}
+    for part in sorted(listed - said - {"weights"}):
+        raise UploadError(f"{header.client}: tensors of {part!r} must be of a listed statistic, got one that is not")
+    for name in said - listed if header.layers else ():
+        raise UploadError(f"{header.client}: {name} must be there as the header says, got none")

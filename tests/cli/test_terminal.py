@@ -1,0 +1,78 @@
+"""What a hostile file says reaches the terminal as text."""
+
+from __future__ import annotations
+
+import shlex
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from maecho.network.layers import Layer
+from maecho.upload import storage as files
+from maecho.upload.header import fingerprint
+from support.damage import forged
+
+Run = Callable[..., Any]
+
+
+def hostile(path: Path, out: str, **said: Any) -> None:
+    """A sound upload that says this of itself."""
+    about, tensors = files.read_about(path, "upload"), load_file(path)
+    renamed = {key.replace("0.weight", said.get("weight", "0.weight")): tensor for key, tensor in tensors.items()}
+    layers = [{**layer, "weight": layer["weight"].replace("0.weight", said.get("weight", "0.weight"))}
+              for layer in about["layers"]]  # fmt: skip
+    header = {**about, "layers": layers, "spaces": None, **{k: v for k, v in said.items() if k != "weight"}}
+    weights = {k.removeprefix("weights/"): t for k, t in renamed.items() if k.startswith("weights/")}
+    header["fingerprint"] = fingerprint(weights, [Layer(**layer) for layer in layers], about["head"], {})
+    forged(Path(out), renamed, header)
+
+
+MARKUP = "[/red] [bold]:smile: [link=file:///x]\\"
+ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\x7f\r\n"
+
+
+def test_nothing_from_a_file_is_a_command_to_the_terminal(
+    module: str, uploads: list[Path], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {
+        "not_sent": {MARKUP: ESCAPES},
+        "privacy": {"epsilon": ESCAPES, "delta": MARKUP, "covers": ESCAPES},
+        ESCAPES: ESCAPES,
+    }
+    hostile(uploads[0], "hostile", client=MARKUP, weight=f"0.{MARKUP}", recipe=recipe, made_by=MARKUP)
+    for line in ("inspect hostile", "inspect hostile --json", "aggregate hostile --out merged"):
+        said = run(line)
+        assert said.code == 0, said.err
+        assert all(one.isprintable() or one == "\n" for one in said.out + said.err), line
+    assert all(word in " ".join(run("inspect hostile").out.split()) for word in (MARKUP.strip(), r"\x1b[2J", r"\u202e"))
+    assert run("inspect hostile --json").json["recipe"][ESCAPES] == ESCAPES
+    for said_of in ({"client": ESCAPES}, {"made_by": ESCAPES}, {"head": ESCAPES}, {"statistics": [ESCAPES]}):
+        hostile(uploads[0], "hostile", **said_of)
+        said = run("inspect hostile")
+        assert said.code == 2
+        assert said.err.count("\n") == 1
+        assert said.err.rstrip("\n").isprintable()
+        assert len(said.err) <= 520
+    said = run(f"inspect {shlex.quote(MARKUP + ESCAPES)}")
+    assert said.code == 2
+    assert said.err.rstrip("\n").isprintable()
+    (Path.cwd() / f"{module}_warns.py").write_text(
+        f"import warnings, {module}\ndef network():\n    warnings.warn({ESCAPES!r})\n    return {module}.network()\n"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        said = run(f"evaluate --model {module}_warns:network --data {module}:ann")
+    assert said.err.startswith("warning: ")
+    assert said.err.rstrip("\n").isprintable()
+
+
+def test_a_long_name_takes_no_time(uploads: list[Path], run: Run) -> None:
+    hostile(uploads[0], "hostile", client="x" * 100_000)
+    began = time.perf_counter()
+    assert run("inspect hostile").code == 2
+    assert time.perf_counter() - began < 10
