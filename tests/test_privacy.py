@@ -524,7 +524,7 @@ def test_an_epsilon_that_is_refused() -> None:
 
 def test_without_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(InputError, match=r"counted by dp-accounting, got none: pip install 'maecho\[privacy\]'"):
+    with pytest.raises(InputError, match=r"computed by dp-accounting, got none: pip install 'maecho\[privacy\]'"):
         make_upload(network(), batches(), "ann", privacy=Privacy(1.0, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""Where tensors are worked on: a device of this machine, by its name."""
+"""Finds a device of this machine by its name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ Device = str | torch.device
 
 
 def find(device: Device, dtype: torch.dtype = torch.float64) -> torch.device:
-    """The device of this name. Raises InputError unless it is there and holds this dtype (Apple's GPUs: no float64)."""
+    """The device of this name. Raises InputError unless it exists and supports this dtype (Apple's GPUs lack
+    float64)."""
     try:
         probe = torch.ones((), dtype=dtype, device=device)
         probe.item()  # "meta" is a device without values
-    except Exception as error:  # each of torch's backends has its own way of not being there
+    except Exception as error:  # every backend of torch raises its own kind of error
         raise InputError(f"device must be cpu, or cuda where torch sees a GPU, got {str(device)!r}") from error
     return probe.device

@@ -1,8 +1,8 @@
-"""Files on disk: written whole or not at all, read only where they are regular files.
+"""Files on disk: they are written whole or not at all, and only regular files are read.
 
-A file is written under a temporary name beside its place, flushed to the disk and renamed, so that a crash or a kill at
-any moment leaves the old file or the new one. Its writer holds a lock on the temporary file: one whose lock is free was
-left behind by a writer that died, and the next writer of the same file removes it.
+A file is written under a temporary name in the same folder, flushed to the disk and renamed. So a crash or a kill at
+any moment leaves the old file or the new one. The writer holds a lock on the temporary file. A temporary file without a
+lock belongs to a writer that died. The next writer of the same file removes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from maecho.errors import InputError
 
 try:
     import fcntl
-except ImportError:  # Windows has other locks; there, what dead writers left stays until somebody removes it
+except ImportError:  # Windows has no fcntl: there, the temporary files of dead writers stay
     fcntl = None  # type: ignore[assignment]
 
 _RANDOM = 4
@@ -42,8 +42,8 @@ def write_whole(
 
     Args:
         mode: permissions. None: what the user's umask leaves of 0666.
-        error: raised where the file cannot be written. A link is refused: the new name would take the link's place and
-            leave what it points to as it was.
+        error: raised if the file cannot be written. A link is refused: renaming would replace the link and leave the
+            file that it points to unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def write_whole(
             os.fsync(descriptor)
             if fcntl is None:
                 file.close()  # Windows renames no open file
-            part.replace(path)  # while the lock is held: nobody takes the part for a stale one
+            part.replace(path)  # while the lock is held, so that nobody removes the part as stale
         _sync_folder(path.parent)
     except OSError as reason:
         raise error(f"cannot write {path}: {reason.strerror or reason}") from reason
@@ -70,13 +70,17 @@ def write_whole(
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file, whole or not at all."""
     write_whole(path, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time may read this file, change it and write it anew. The lock is a hidden file beside it."""
-    from filelock import FileLock  # which torch needs too
+    """Wait for a lock on this file and hold it, so that one process at a time can read, change and write the file.
+
+    The lock is a hidden file in the same folder.
+    """
+    from filelock import FileLock  # a dependency of torch too
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def regular(path: Path, error: type[InputError] = InputError) -> Iterator[io.FileIO]:
-    """A regular file, open for reading. Opening never waits, as it would for a pipe that nobody writes to."""
+    """Open a regular file for reading. A pipe that nobody writes to is refused without waiting."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _BINARY | _NO_WAIT)
     except (OSError, ValueError) as reason:  # ValueError: a name with a zero byte
@@ -102,7 +106,7 @@ def regular(path: Path, error: type[InputError] = InputError) -> Iterator[io.Fil
 
 
 def _instead(path: Path, reason: Exception) -> str:
-    """What is at a place that cannot be opened."""
+    """What stands at a path that cannot be opened, for the end of an error message."""
     if isinstance(reason, FileNotFoundError):
         return "nothing at that place"
     with contextlib.suppress(OSError, ValueError):
@@ -131,30 +135,31 @@ def _check_place(path: Path, error: type[InputError]) -> None:
         return
     if not stat.S_ISREG(found):
         hint = "; name the file that it points to" if stat.S_ISLNK(found) else ""
-        raise error(f"cannot write {path}: a regular file can be replaced, got {_kind(found)}{hint}")
+        raise error(f"cannot write {path}: only a regular file can be replaced, got {_kind(found)}{hint}")
 
 
 def _stem(path: Path) -> str:
-    """How names of temporary files for this path begin. A file's name has at most 255 bytes."""
+    """The beginning of the names of temporary files for this path. It is cut, since names have at most 255 bytes."""
     return f".{os.fsencode(path.name)[:200].decode(errors='ignore')}."
 
 
 def _new_part(path: Path, mode: int | None) -> tuple[Path, int]:
-    """A new temporary file with its writer's lock on it."""
+    """Create a temporary file and lock it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _NO_LINK
     while True:
         part = path.parent / f"{_stem(path)}{secrets.token_hex(_RANDOM)}.part"
         descriptor = os.open(part, flags, 0o666 if mode is None else 0o600)
-        # Between the two calls another writer may have taken the new file for a stale one.
+        # Between the two calls another writer may have removed the new file as stale. Then try again.
         if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
             return part, descriptor
         os.close(descriptor)
 
 
 def _remove_stale(path: Path) -> None:
+    """Remove the temporary files of writers that died."""
     pattern = re.compile(re.escape(_stem(path)) + rf"[0-9a-f]{{{2 * _RANDOM}}}\.part")
     for part in [one for one in path.parent.iterdir() if pattern.fullmatch(one.name)]:
-        with contextlib.suppress(OSError):  # another user's, or gone already
+        with contextlib.suppress(OSError):  # it belongs to another user, or is gone already
             descriptor = os.open(part, os.O_WRONLY | _NO_WAIT | _BINARY | _NO_LINK)
             try:
                 if stat.S_ISREG(os.fstat(descriptor).st_mode) and _lock(descriptor):
@@ -164,7 +169,8 @@ def _remove_stale(path: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Whether this process now holds the lock. None: there are no locks here, and nothing can be called stale."""
+    """Try to lock a file. True: this process holds the lock. False: another one does. None: this system has no locks,
+    so nobody can tell whether a file is stale."""
     if fcntl is None:
         return None
     try:
@@ -177,7 +183,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name last. Some file systems cannot: then the old file may come back after a power cut."""
+    """Flush a folder, so that a new name in it survives a power cut. Some file systems cannot do this."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,5 @@
-"""How good a model is: overall, per class, per client; and the ensemble that merged models are measured against."""
+"""Measures how accurate a model is: overall, per class and per client. Defines the ensemble that merged models are
+compared with."""
 
 from __future__ import annotations
 
@@ -17,33 +18,34 @@ from maecho.network.forward import forward
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts behind an accuracy."""
+    """The counts that accuracies are computed from."""
 
     correct: tuple[int, ...]
-    """By class."""
+    """The number of right answers for each class."""
     examples: tuple[int, ...]
-    """By class."""
+    """The number of examples of each class."""
 
     @property
     def accuracy(self) -> float:
-        """Share of all examples, in [0, 1]."""
+        """The share of all examples that the model gets right, in [0, 1]."""
         return sum(self.correct) / sum(self.examples)
 
     @property
     def per_class(self) -> tuple[float, ...]:
-        """Share of each class's examples; NaN for a class without any."""
+        """The accuracy on each class; NaN for a class without examples."""
         pairs = zip(self.correct, self.examples, strict=True)
         return tuple(right / total if total else math.nan for right, total in pairs)
 
 
 def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = None) -> Evaluation:
-    """Accuracy on (inputs, labels). The model comes back as it was."""
+    """Measure accuracy on batches of (inputs, labels). The model is left unchanged."""
     correct = examples = torch.zeros(0, dtype=torch.int64)
     for step in forward(model, batches, "evaluation", progress):
         if step.labels is None or not isinstance(step.output, Tensor) or step.output.dim() != 2:
             got = "no such labels" if step.labels is None else f"outputs {tuple(getattr(step.output, 'shape', ()))}"
             raise InputError(
-                f"evaluation needs one whole-number label an example and a model with one output a class, got {got}"
+                "evaluation: each example must have a whole-number label, and the model one output for each class, got "
+                f"{got}"
             )
         labels, classes = step.labels.cpu(), step.output.shape[1]
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
@@ -58,23 +60,23 @@ def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = N
             correct = examples = torch.zeros(classes, dtype=torch.int64)
         correct, examples = correct + right, examples + labels.bincount(minlength=classes)
     if not int(examples.sum()):
-        raise InputError("evaluation needs at least one example, got none")
+        raise InputError("evaluation: there must be at least one example, got none")
     return Evaluation(tuple(correct.tolist()), tuple(examples.tolist()))
 
 
 def evaluate_clients(model: nn.Module, clients: Mapping[str, Iterable[Any]]) -> dict[str, Evaluation]:
-    """The same model on every client's data."""
+    """Evaluate one model on every client's data."""
     return {client: evaluate(model, batches) for client, batches in clients.items()}
 
 
 class Ensemble(nn.Module):
-    """All the models at once: what they know together, at N times the cost.
+    """Runs all N models and combines their outputs, at N times the cost of one.
 
     Args:
         models: of one architecture or of several, with the same outputs.
-        by: mean of "logits", or of "probabilities", or "class-aware": each class's logit averaged over the models whose
-            client holds the class (as the MA-Echo release does), 0 for the others.
-        class_counts: examples of every class for every model; "class-aware" alone needs them.
+        by: "logits" and "probabilities" take the mean of those. "class-aware" averages the logit of each class over the
+            models whose clients hold the class, as the MA-Echo release does; a class that nobody holds gets 0.
+        class_counts: the number of examples of every class, for every model. Only "class-aware" needs them.
     """
 
     def __init__(

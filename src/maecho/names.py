@@ -1,17 +1,22 @@
-"""Names that people read: short and printable by rule, checked where they come in."""
+"""Checks the names of clients, layers and weights: they must be short and printable, since people read them."""
 
 from __future__ import annotations
 
 from maecho.errors import UploadError, shorten
 
 CLIENT = 100
-"""Characters of a client's name."""
+"""The most characters of a client's name."""
 PART = 200
-"""Characters of the name of a layer or a weight."""
+"""The most characters of the name of a layer or a weight."""
 
 
 def check(what: str, name: object, longest: int = PART, *, empty: bool = False) -> None:
-    """`what` begins the sentence: "a client". A model that is one layer has a layer without a name: `empty`."""
+    """Raise UploadError unless the name is a short and printable text.
+
+    Args:
+        what: begins the sentence of the error, e.g. "a client".
+        empty: whether the empty name is allowed. A model that is a single layer has a layer of that name.
+    """
     if not isinstance(name, str) or not (name.strip() or (empty and name == "")):
         raise UploadError(f"{what} must have a name, got {_shown(name)}")
     if len(name) > longest or not name.isprintable():

@@ -1,9 +1,10 @@
-"""Differential privacy: what is promised, the noise behind it, and what several releases add up to.
+"""Differential privacy: the promise, the noise that keeps it, and the total cost of several releases.
 
-Neighbouring data sets differ by one example of one client, added or removed. What a client says at once, an answer or
-an upload, is one release: k sums, each of which one example moves by no more than its sensitivity. Measured in
-sensitivities, the k together move by √k at most, so noise of standard deviation σ√k times its sensitivity on each sum
-makes the release one Gaussian mechanism of noise multiplier σ. Releases may depend on those before.
+Neighbouring data sets differ by one example of one client, added or removed. One message of a client, an answer or an
+upload, is one release. It consists of k sums. One example changes each sum by no more than the sum's sensitivity. If
+each sum is divided by its sensitivity, all k together change by at most √k. So noise of standard deviation σ√k times
+the sensitivity on each sum makes the release one Gaussian mechanism of noise multiplier σ. A release may depend on the
+ones before it.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ COVERS = "the statistics and the number of examples; the weights themselves are 
 
 @dataclass(frozen=True)
 class Privacy:
-    """The Gaussian mechanism on all that a client says about its data.
+    """The Gaussian mechanism on all that a client sends about its data.
 
     Args:
-        noise: σ, the noise multiplier: the noise of one release, measured in what one example can change.
-        clip: the norm to which an example's inputs are brought down, all rows together that it gives a layer (patches,
-            tokens, features of a norm, the 1 of the bias). Of an upload: the norm of the raw input.
-        clip_output: the same for what a layer gives out; without it, `clip`.
-        delta: δ, well below one over the number of examples.
-        releases: a client answers no more often than this; None: as often as it is asked.
-        generator: where the noise comes from, for tests. Without it: the operating system's cryptographic source,
-            since a seed that can be guessed takes the noise away again.
+        noise: σ, the noise multiplier: the noise of one release, relative to what one example can change.
+        clip: the largest norm of an example's inputs; larger ones are scaled down to it. In a relay the norm is that of
+            all rows that the example gives a layer (patches, tokens, features of a norm, the 1 of the bias). In an
+            upload it is that of the raw input.
+        clip_output: the same limit for a layer's outputs. By default it is `clip`.
+        delta: δ. It should be far below one over the number of examples.
+        releases: how often a client answers at most. None: as often as it is asked.
+        generator: the source of the noise, for tests. By default it is the operating system's cryptographic source,
+            since whoever guesses a seed can subtract the noise.
     """
 
     noise: float
@@ -66,27 +68,27 @@ class Privacy:
         clip_output: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Privacy:
-        """The least noise at which this many releases cost no more than (ε, δ); further ones are refused."""
+        """The smallest noise at which this many releases cost no more than (ε, δ). Further releases are refused."""
         _check_positive("epsilon", epsilon)
         _check_delta(delta)
         _check_releases(releases)
         with np.errstate(divide="ignore"):
             of_one = float(_library().get_sigma_gaussian(epsilon, delta))
-        noise = of_one * math.sqrt(releases) * (1 + 1e-9)  # the library's root may lie on either side
+        noise = of_one * math.sqrt(releases) * (1 + 1e-9)  # the library's solution may be a little too small
         return cls(noise, clip, clip_output, delta, releases, generator)
 
     def epsilon(self, releases: int = 1) -> float:
-        """ε at this δ after so many releases: R Gaussian mechanisms of σ are one of σ/√R, exactly."""
+        """ε at this δ after so many releases. R Gaussian mechanisms of σ together are exactly one of σ/√R."""
         if releases == 0:
             return 0.0
         with np.errstate(divide="ignore"):
             return float(_library().get_epsilon_gaussian(self.noise / math.sqrt(releases), self.delta))
 
     def sensitivity(self, part: str) -> float:
-        """The most that one example changes a sum, in the Frobenius norm.
+        """The most by which one example changes this sum, in the Frobenius norm.
 
-        With its rows H and Z brought down to clip and clip_output: ‖HᵀH‖ ≤ ‖H‖² and ‖ZᵀH‖ ≤ ‖Z‖ ‖H‖. A sum that is not
-        named here has no bound and does not leave.
+        The example's rows H and Z are scaled down to the norms clip and clip_output. So ‖HᵀH‖ ≤ ‖H‖² ≤ clip², and
+        ‖ZᵀH‖ ≤ ‖Z‖ ‖H‖ ≤ clip_output · clip. A sum that is not listed here has no bound and is never sent.
         """
         out = self.clip if self.clip_output is None else self.clip_output
         bounds = {
@@ -101,25 +103,29 @@ class Privacy:
         return bounds[part]
 
     def deviation(self, part: str, parts: int) -> float:
-        """The standard deviation of the noise on a sum that is released together with others, `parts` in all."""
+        """The standard deviation of the noise on one sum of a release that has so many `parts`."""
         return self.noise * math.sqrt(parts) * self.sensitivity(part)
 
     def noisy(self, total: Tensor, part: str, parts: int) -> Tensor:
-        """A sum as it may leave the client. Of a square "gram" the upper half is told twice: were only the noise
-        mirrored, what round-off makes of the two halves of the sum itself would show."""
-        told = total.cpu().double() + self.deviation(part, parts) * normal(total.shape, self.generator)
+        """A sum with noise, as it may leave the client.
+
+        The lower half of a square "gram" is a copy of its upper half, noise included. Copying the noise alone would
+        not do: the two halves of the sum differ by round-off, and their difference would reveal it without noise.
+        """
+        noisy = total.cpu().double() + self.deviation(part, parts) * normal(total.shape, self.generator)
         square = part == "gram" and total.shape[-2] == total.shape[-1]
-        return told.triu() + told.triu(1).mT if square else told
+        return noisy.triu() + noisy.triu(1).mT if square else noisy
 
     def factor(self, h: Float[Tensor, "g n p d"], z: Float[Tensor, "g n p o"]) -> Float[Tensor, " n"]:
-        """By what each example's rows of both are multiplied: one factor, so that z = W h stays true."""
+        """The factor that scales each example's rows h and z down. It is the same for both, so that z = W h stays
+        true."""
         inner, outer = (rows.square().sum((0, 2, 3)).sqrt() for rows in (h, z))
         out = self.clip if self.clip_output is None else self.clip_output
         fitting = torch.minimum(self.clip / inner, out / outer).clamp(max=1)
         return torch.where((inner + outer).isfinite(), fitting, torch.zeros_like(fitting))
 
     def recipe(self, releases: int = 1) -> dict[str, Any]:
-        """What a file says of how private it is."""
+        """The promise as the recipe in a file states it."""
         return {
             "epsilon": self.epsilon(releases),
             "delta": self.delta,
@@ -133,28 +139,32 @@ class Privacy:
 
 @dataclass(frozen=True)
 class NoisySums:
-    """What one release says of inputs, class by class: counts, and where they were asked for Σ x and Σ x xᵀ."""
+    """One release about a client's inputs, class by class: counts and, if they were asked for, Σ x and Σ x xᵀ."""
 
     held: Int[Tensor, " k"]
-    """The classes that stand out of the noise; one, of number 0, where there are no labels."""
+    """The classes whose counts are clearly above the noise. Without labels there is one class, 0."""
     counts: Float[Tensor, " classes"]
-    """Noisy numbers of examples."""
+    """The noisy number of examples of every class."""
     labelled: bool
     shape: tuple[int, ...] = ()
-    """Of one input."""
+    """The shape of one input."""
     totals: Float[Tensor, "classes d"] | None = None
+    """Σ x of every class."""
     squares: tuple[Float[Tensor, "d d"], ...] = ()
-    """Σ x xᵀ of each class that is held, or a single one of all."""
+    """Σ x xᵀ of each class that is held, or a single one for all classes together."""
 
     @property
     def examples(self) -> Int[Tensor, " classes"]:
-        """The counts of classes that are held, as whole numbers; 0 of the others."""
+        """The counts as whole numbers; 0 for classes that are not held."""
         return torch.zeros_like(self.counts).index_copy(0, self.held, self.counts[self.held]).round().long()
 
 
 def normal(shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-    """Standard normal numbers. Without a generator from the operating system's cryptographic source, 52 bits each:
-    torch's own knows no more than 2³² seeds."""
+    """Standard normal numbers.
+
+    Without a generator they come from the operating system's cryptographic source, 52 bits each. Torch's own generator
+    would not do, since it has only 2³² different seeds.
+    """
     if generator is not None:
         return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     count = math.prod(shape)
@@ -170,7 +180,7 @@ def _library() -> Any:
         import dp_accounting
     except ImportError as error:
         raise InputError(
-            "what privacy costs is counted by dp-accounting, got none: pip install 'maecho[privacy]'"
+            "the cost of privacy must be computed by dp-accounting, got none: pip install 'maecho[privacy]'"
         ) from error
     return dp_accounting
 

@@ -1,6 +1,6 @@
-"""A bar for work that takes long, on a terminal and nowhere else.
+"""A progress bar for long work. It shows on a terminal only.
 
-`rich` is imported here alone; where only the core is installed (torch, numpy, safetensors) there is no bar.
+The bar needs `rich`. If only the core is installed (torch, numpy, safetensors), there is no bar.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE = 2.0
-"""Seconds before a bar appears: short work stays silent."""
+"""Seconds before a bar appears. Short work shows none."""
 
 
 @cache
 def stderr() -> Console:
-    """One for all bars: those inside others then stand below them."""
+    """The console of all bars. They share one, so that a bar inside another is drawn below it."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 def track(items: Iterable[T], label: str, total: int | None = None, show: bool | None = None) -> Iterator[T]:
-    """Pass items on; show a bar once it has taken `PATIENCE` seconds. `show` None: only if stderr is a terminal."""
+    """Pass items on, and show a bar after `PATIENCE` seconds.
+
+    `show` is True, False, or None for a bar only if stderr is a terminal.
+    """
     if total is None and isinstance(items, Sized):
         total = len(items)
     if not (sys.stderr.isatty() if show is None else show):

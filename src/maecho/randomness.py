@@ -1,4 +1,4 @@
-"""Torch's global generators, lent and put back: dropout and initial weights know no others."""
+"""Seeds torch's global generators for a while. Dropout and initial weights accept no other generators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def global_seed(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seeded inside; as they were afterwards."""
+    """Inside, the global generators start from this seed. Afterwards they are as they were before."""
     on_gpu = device is not None and device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         torch.default_generator.manual_seed(seed)

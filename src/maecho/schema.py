@@ -1,4 +1,7 @@
-"""Texts of strangers, read with types: JSON to plain values, these to dataclasses. The one file that uses msgspec."""
+"""Reads JSON from untrusted sources into plain values, and plain values into dataclasses with checked types.
+
+No other file uses msgspec.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,28 @@ from maecho.errors import shorten
 T = TypeVar("T")
 
 DEEPEST = 32
-"""Lists and dictionaries within each other. The parser calls itself once a level."""
+"""How deep lists and dictionaries may be nested. The parser calls itself once for each level."""
 
-# A string of JSON up to its end, or to the end of the text. It matches at every quote, so a scan is linear.
+# A JSON string up to its closing quote, or up to the end of the text. It matches at every quote, so a scan takes
+# linear time.
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 def parse(raw: bytes) -> Any:
-    """JSON as RFC 8259 has it: no NaN or infinity, no key twice, not deep, whole numbers of 64 bits. Raises ValueError
-    that says why."""
+    """Parse JSON as RFC 8259 defines it, without NaN and infinity.
+
+    Raises ValueError, with the reason, also for a key that stands twice, deep nesting, and whole numbers of more than
+    64 bits.
+    """
     text = raw.decode("utf-8")
     _check_depth(text)
     return json.loads(text, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant)
 
 
 def convert(content: Any, kind: type[T]) -> T:
-    """Plain values as this dataclass (or any type with annotations), nothing being coerced. Raises ValueError."""
+    """Convert plain values to this dataclass or other annotated type. Raises ValueError where a type does not fit;
+    nothing is coerced."""
     import msgspec
 
     return msgspec.convert(content, kind)
@@ -39,7 +47,7 @@ def _check_depth(text: str) -> None:
     for bracket in _BRACKETS.finditer(_STRING.sub("", text)):
         depth += 1 if bracket.group() in "[{" else -1
         if depth > DEEPEST:
-            raise ValueError(f"lists more than {DEEPEST} deep")
+            raise ValueError(f"lists nested more than {DEEPEST} deep")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -65,4 +73,4 @@ def _float(text: str) -> float:
 
 
 def _constant(text: str) -> float:
-    raise ValueError(f"{text}, which is no JSON")
+    raise ValueError(f"{text}, which is not JSON")

@@ -125,7 +125,7 @@ def test_an_upload_is_checked_when_it_is_made(make: Callable[[], object], parts:
     [
         ("means", lambda means: means[:, 1:], "got means of length 3"),
         ("means", lambda means: means[0], r"got .*\(4,\)"),
-        ("counts", lambda counts: counts[1:], "the same classes .*got"),
+        ("counts", lambda counts: counts[1:], "one class, count and mean for each .*got 3, 2, 3"),
     ],
 )
 def test_moments_fit_together(part: str, change: Callable[[Tensor], Tensor], said: str) -> None:
@@ -333,7 +333,7 @@ EVALUATE: dict[str, tuple[nn.Module, list[Any], tuple[str, ...]]] = {
     "no labels": (network(), [x], ("label",)),
     "labels that are no classes": (network(), [(x, y.float())], ("label",)),
     "too few labels": (network(), [(x, y[:7])], ("label",)),
-    "one output for all": (nn.Sequential(network(), nn.Flatten(0)), [(x, y)], ("one output a class",)),
+    "one output for all": (nn.Sequential(network(), nn.Flatten(0)), [(x, y)], ("one output for each class",)),
     "no batches": (network(), [], ("at least one example", "got none")),
     "empty batches": (network(), [(x[:0], y[:0])], ("at least one example", "got none")),
     "label too large": (network(), [(x, y + 1)], ("0 … 2", "3 outputs", "3")),

@@ -65,7 +65,7 @@ def test_bytes_behind_the_last_tensor(tmp_path: Path) -> None:
 
 
 RAW: dict[str, tuple[str, str]] = {
-    "deep": ("[" * 100 + "]" * 100, "lists more than 32 deep"),
+    "deep": ("[" * 100 + "]" * 100, "lists nested more than 32 deep"),
     "NaN": ("NaN", "NaN"),
     "infinite": ("1e999", "too large"),
     "10**30": (str(10**30), "too large"),

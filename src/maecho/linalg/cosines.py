@@ -1,7 +1,7 @@
-"""The orthonormal cosine transform of inputs that have axes, such as images, along all of them (type II; back: III).
+"""The orthonormal cosine transform along every axis of an input, such as an image (type II; its inverse is type III).
 
-Neighbouring pixels are alike, and so are colours of one pixel: what is left of the covariance of images is nearly
-diagonal in these coordinates, not in pixels.
+Neighbouring pixels are alike, and so are the colours of one pixel. So the part of an image covariance that a cut
+leaves out is nearly diagonal in these coordinates, but not in pixels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def matrix(n: int) -> Tensor:
-    """Rows are cosines of rising frequency."""
+    """The transform of one axis of length n. Its rows are cosines of rising frequency."""
     k, i = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
     C = math.sqrt(2 / n) * torch.cos(math.pi * k * (i + 0.5) / n)
     C[0] /= math.sqrt(2)
@@ -22,16 +22,17 @@ def matrix(n: int) -> Tensor:
 
 
 def forth(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Rows [..., d] of inputs of this shape, d = prod(shape), in coordinates of cosines."""
+    """Transform rows [..., d] that are flattened inputs of this shape, d = prod(shape)."""
     return _along_all(x, shape, [matrix(n) for n in shape])
 
 
 def back(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `forth`."""
     return _along_all(x, shape, [matrix(n).mT for n in shape])
 
 
 def variances(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Of entries, from variances [..., d] of cosines that have nothing to do with each other."""
+    """The variance of every entry of an input, from variances [..., d] of its cosines, which are uncorrelated."""
     return _along_all(x, shape, [matrix(n).mT ** 2 for n in shape])
 
 

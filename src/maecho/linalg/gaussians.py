@@ -1,6 +1,6 @@
-"""Gaussians that stand for examples: count, mean and covariance, class by class.
+"""Gaussians that describe examples: count, mean and covariance, class by class.
 
-echo-chain draws inputs from them, and needs nothing else of the data.
+echo-chain draws inputs from them. It needs nothing else from the data.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 NO_CLASS = -1
-"""The one class of data without labels."""
+"""The class of all examples in data without labels."""
 
 Covariance = Literal["class", "shared"]
 COVARIANCES = ("class", "shared")
 
 RESIDUAL = {False: "residual", True: "residual_of_cosines"}
-"""The name in files of what is left of the variances, by whether its coordinates are cosines."""
+"""The name of the residual in files: whether its coordinates are cosines -> name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +40,11 @@ class Gaussians:
     covariances: tuple[Spectrum, ...]
     """One for each Gaussian, or a single one that all share. A class of few examples has few directions."""
     shape: tuple[int, ...]
-    """Of one input, before it was flattened to d."""
+    """The shape of one input, before it was flattened to d."""
     residual: Float[Tensor, "g d"] | None = None
-    """The variance of every coordinate along the directions that were cut off, for each covariance."""
+    """For each covariance, the variance of every coordinate along the directions that were cut off."""
     in_cosines: bool = False
-    """Whether the coordinates of `residual` are those of the cosine transform of an input, not its entries."""
+    """Whether the coordinates of `residual` are those of the input's cosine transform. If not, they are its entries."""
 
     def __post_init__(self) -> None:
         for covariance in self.covariances:
@@ -57,15 +57,19 @@ class Gaussians:
             raise ValueError(f"class means must be [classes, inputs], got shape {tuple(self.means.shape)}")
         k, d = self.means.shape
         if not (len(self.classes) == len(self.counts) == k and len(self.covariances) in (1, k)):
-            raise ValueError(f"moments must speak of the same classes throughout, got means of {k}")
+            raise ValueError(
+                f"moments must have one class, count and mean for each Gaussian, and one covariance for each or one "
+                f"for all, got {len(self.classes)}, {len(self.counts)}, {k} and {len(self.covariances)}"
+            )
         if {c.width for c in self.covariances} != {d} or d != math.prod(self.shape):
             raise ValueError(f"moments must be of inputs of shape {self.shape}, got means of length {d}")
         if self.residual is not None and self.residual.shape != (len(self.covariances), d):
-            raise ValueError(f"what is left of the variances must be one a mean's entry, got {self.residual.shape}")
+            expected = (len(self.covariances), d)
+            raise ValueError(f"the residual variances must have shape {expected}, got {tuple(self.residual.shape)}")
 
     @property
     def variances(self) -> Float[Tensor, "g d"]:
-        """Of every entry of an input, in float64."""
+        """The variance of every entry of an input, in float64."""
         held = torch.stack([c.basis[0].double() ** 2 @ c.values[0].double() for c in self.covariances])
         if self.residual is None:
             return held
@@ -79,14 +83,15 @@ class Gaussians:
 
     @property
     def residual_bytes(self) -> int:
-        """What the residual would take if there were one; 0 if there is."""
+        """The size that a residual would add; 0 if there is one already."""
         return 0 if self.residual is not None else len(self.covariances) * self.means[0].nbytes
 
     def cut(self, rank: Callable[[Spectrum], int], keep_variances: bool = True) -> Gaussians:
         """Keep the leading directions of each covariance.
 
-        With `keep_variances` the other directions leave the variance of every coordinate behind, in entries or in
-        cosines: in those in which the lost part is nearer to a diagonal matrix.
+        With `keep_variances` the variance of every coordinate along the other directions is added to the residual.
+        Its coordinates are entries or cosines: the choice falls on those in which the lost part is nearer to a
+        diagonal matrix.
         """
         kept = tuple(covariance.cut(rank(covariance)) for covariance in self.covariances)
         if all(after.rank == before.rank for before, after in zip(self.covariances, kept, strict=True)):
@@ -101,7 +106,7 @@ class Gaussians:
         return replace(self, covariances=kept, residual=residual, in_cosines=in_cosines)
 
     def _lost(self, kept: Sequence[Spectrum], in_cosines: bool) -> Float[Tensor, "g d"]:
-        """Variance of every coordinate along the directions that are not kept."""
+        """The variance of every coordinate along the directions that are not kept."""
         found = []
         for whole, part in zip(self.covariances, kept, strict=True):
             rows = whole.basis[0, :, part.rank :].to(whole.values).mT
@@ -110,7 +115,7 @@ class Gaussians:
         return torch.stack(found)
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Gaussians:
-        """Means and covariances in another dtype; everything on another device."""
+        """Means, covariances and residual in another dtype; everything on another device."""
         return replace(
             self,
             classes=self.classes.to(device=device),
@@ -121,7 +126,7 @@ class Gaussians:
         )
 
     def plus(self, other: Gaussians) -> Gaussians:
-        """The moments of both clients' examples together, for one uncut Gaussian a class with its own covariance."""
+        """The moments of both clients' examples together, if each class has one Gaussian with an uncut covariance."""
         mine, theirs = self._by_class(), other._by_class()
         found = {label: _pooled([m[label] for m in (mine, theirs) if label in m]) for label in {**mine, **theirs}}
         labels = sorted(found)
@@ -136,12 +141,17 @@ class Gaussians:
     def _by_class(self) -> dict[int, tuple[int, Tensor, Tensor]]:
         labels: list[int] = self.classes.tolist()
         if len(set(labels)) < len(labels) or len(self.covariances) < len(labels) or self.residual is not None:
-            raise ValueError("moments can be added if each class has one Gaussian with an uncut covariance of its own")
+            kind = "a residual" if self.residual is not None else f"{len(self.covariances)} covariances"
+            raise ValueError(
+                "moments can be added if each class has one Gaussian with an uncut covariance of its own, got "
+                f"{len(labels)} Gaussians of {len(set(labels))} classes with {kind}"
+            )
         parts = zip(labels, self.counts.tolist(), self.means.double(), self.covariances, strict=True)
         return {label: (n, mean, covariance.dense()[0].double()) for label, n, mean, covariance in parts}
 
     def tensors(self) -> dict[str, Tensor]:
-        """By their names in files. The directions of all covariances stand in a row; `ranks` says how many each has."""
+        """All tensors by their names in files. The directions of all covariances follow each other in one matrix;
+        `ranks` says how many each covariance has."""
         ranks = torch.tensor([covariance.rank for covariance in self.covariances], device=self.counts.device)
         found = {
             "classes": self.classes,
@@ -163,7 +173,8 @@ class Gaussians:
         ranks: list[int] = counts.tolist()
         if min(ranks, default=0) < 0 or not sum(ranks) == len(values) == basis.shape[1]:
             raise ValueError(
-                f"covariances of {len(ranks)} ranks with {len(values)} eigenvalues and vectors {list(basis.shape)}"
+                f"the ranks of covariances must sum to their eigenvalues and vectors, got ranks {sum(ranks)}, "
+                f"{len(values)} eigenvalues and vectors {list(basis.shape)}"
             )
         pairs = zip(values.split(ranks), basis.split(ranks, 1), strict=True)
         return cls(
@@ -178,7 +189,7 @@ class Gaussians:
 
 
 def _pooled(parts: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[int, Tensor, Tensor]:
-    """Count, mean and covariance of examples of one class that several clients hold."""
+    """Count, mean and covariance of one class, from those of several clients."""
     n = sum(count for count, _, _ in parts)
     mean = sum((count * m for count, m, _ in parts), torch.zeros_like(parts[0][1])) / n
     second = sum((count * (C + torch.outer(m, m)) for count, m, C in parts), torch.zeros_like(parts[0][2])) / n
@@ -186,9 +197,9 @@ def _pooled(parts: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[int, Tensor, T
 
 
 def nearer_to_diagonal(entries: Tensor, of_cosines: Tensor) -> tuple[Tensor, bool]:
-    """Variances in the better one of two coordinate systems, and whether it is that of the cosines.
+    """The variances in the better of two coordinate systems, and whether that one is the cosines.
 
-    The Frobenius norm is the same in both. So larger squares on the diagonal mean smaller ones off it.
+    The Frobenius norm is the same in both systems. So a larger diagonal means a smaller rest.
     """
     in_cosines = bool(of_cosines.square().sum() > entries.square().sum())
     return (of_cosines if in_cosines else entries), in_cosines

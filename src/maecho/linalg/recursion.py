@@ -1,12 +1,12 @@
 """The projector of the MA-Echo release: a recursion on batch means.
 
-For each mean input r, with Q = I at first,
+Q starts as I. Each mean input r updates it, and P follows at the end:
 
-    k = Q r,    Q ← Q − c k kᵀ / (a + rᵀ k),    and in the end P = I − Q.
+    k = Q r,    Q ← Q − c k kᵀ / (a + rᵀ k),    P = I − Q.
 
-With c = 1 on single samples this is recursive least squares and P is the exact projector with z = a; the release has
-c = ½ and r the mean of a batch. Its rank is at most the number of batches, so Q is kept as Q₀ − K diag(w) Kᵀ, and
-nothing of size d by d is built until there are many columns.
+With c = 1 on single samples this is recursive least squares, and P is the exact projector with z = a. The release uses
+c = ½, and r is the mean of a batch. The rank of P is at most the number of batches. So Q is kept as Q₀ − K diag(w) Kᵀ,
+and no matrix of size d by d is built until there are many columns.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DAMPING_CONVOLUTION = 0.00001**0.8
 
 
 class MeanRecursion:
-    """P of one layer, a mean input at a time, in float64."""
+    """Computes P of one layer from one mean input after the other, in float64."""
 
     def __init__(self, groups: int, d: int, damping: float = DAMPING, step: float = STEP):
         self.damping, self.step = damping, step
-        # Past this many columns a product with K costs what a dense Q costs: fold them into Q₀.
+        # With more columns than this, a product with K costs as much as one with a dense Q: fold them into Q₀.
         self._room = max(256, d // 4)
         self._Q: Tensor | None = None  # None: the identity
         self._K = torch.zeros(groups, d, min(self._room, 64), dtype=torch.float64)

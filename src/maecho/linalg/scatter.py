@@ -1,8 +1,8 @@
 """Count, mean and scatter matrix of rows that come in batches.
 
-The parallel rule of Chan, Golub and LeVeque joins the batches, so a large mean does not swallow a small variance. The
-scatter of long rows is kept as a short stack of rows. An SVD folds the stack when it grows: its leading directions are
-what is sent anyway. The variance of every coordinate is exact all the same.
+The parallel rule of Chan, Golub and LeVeque joins the batches, so round-off in a large mean does not hide a small
+variance. For long rows the scatter matrix is kept as a short stack of rows. When the stack is full, an SVD reduces it
+to its leading directions, which are all that is sent anyway. The variance of every coordinate stays exact.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 EXACT_WIDTH = 1024
-"""Rows up to this length have their full scatter matrix summed."""
+"""Rows up to this length get a full scatter matrix."""
 EXACT_ON_GPU = 4096
-"""The same on a GPU, where large products cost little and many small eigenproblems cost much."""
+"""The same limit on a GPU, where large products cost little and many small eigenproblems cost much."""
 SKETCH = 512
-"""Directions kept of longer ones."""
+"""How many directions are kept for longer rows."""
 
 
 class Scatter:
-    """Count, mean and Σ (x − mean)(x − mean)ᵀ of one Gaussian, a batch at a time, in float64 where the inputs are."""
+    """Sums up count, mean and Σ (x − mean)(x − mean)ᵀ batch by batch, in float64, on the device of the inputs."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | None = None):
         d = math.prod(shape)
@@ -49,7 +49,7 @@ class Scatter:
         self.count = total
 
     def add_scatter(self, other: Scatter) -> None:
-        """The spread of another around its own mean; neither mean matters."""
+        """Add another scatter matrix, which is around its own mean. The means are not compared."""
         if self._exact:
             self._scatter += other._scatter
         else:
@@ -76,6 +76,7 @@ class Scatter:
         self._scatter = spectrum.basis[0].T @ self._scatter
 
     def covariance(self) -> Spectrum:
+        """The scatter matrix divided by the count."""
         if self._exact:
             return Spectrum.of_dense(self._scatter.unsqueeze(0) / self.count)
         self._fold()
@@ -83,13 +84,13 @@ class Scatter:
         return Spectrum.of_factor(self._scatter.T.unsqueeze(0), weights)
 
     def folded_away(self) -> Float[Tensor, "2 d"] | None:
-        """Variances, of entries and of cosines, that the stack of rows has lost; None where nothing can be."""
+        """The variances, of entries and of cosines, that folding has lost. None for an exact scatter matrix."""
         if self._exact:
             return None
-        self._fold()  # as for the covariance
+        self._fold()  # as `covariance` does
         rows = self._scatter
         held = [rows.square().sum(0), torch.zeros_like(self.mean)]
         if len(self.shape) > 1:
             held[1] = cosines.forth(rows, self.shape).square().sum(0)
         lost = self._squares - torch.stack(held)
-        return lost.where(lost > 1e-9 * self._squares, 0.0) / self.count  # what is less is round-off
+        return lost.where(lost > 1e-9 * self._squares, 0.0) / self.count  # a smaller loss is round-off

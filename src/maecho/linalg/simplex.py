@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 _GRAM_RTOL = 1e-6
 
 # DAQP is an active-set method for a positive definite Q. A positive `eps_prox` adds a proximal term and repeats until
-# stationarity is below `eta_prox`, so Q may be singular, or have eigenvalues that rounding made negative. A smaller
-# term is badly conditioned for `primal_tol`; a larger one needs more rounds (a decade either way also works).
+# stationarity is below `eta_prox`. So Q may be singular, and rounding may have made eigenvalues negative. A smaller
+# term is badly conditioned for `primal_tol`; a larger one needs more rounds. A factor of ten either way also works.
 _SETTINGS = {"eps_prox": 1e-5, "eta_prox": 1e-10, "primal_tol": 1e-9, "iter_limit": 100_000}
 _OPTIMAL, _EQUALITY = 1, 5  # DAQP's codes for an exit and for a constraint
 _ON_BOUND = 2 * _SETTINGS["primal_tol"]
@@ -24,9 +24,10 @@ def capped_simplex(Q: NDArray[np.float64], cap: float = 1.0) -> NDArray[np.float
     .. math:: \min_\alpha \tfrac12 \alpha^\top Q \alpha
               \quad\text{s.t.}\quad \sum_i \alpha_i = 1,\; 0 \le \alpha_i \le C
 
-    for a Gram matrix ``Q`` of shape [N, N], singular or of any scale, and ``C = cap``. The answer, of shape [N], is
-    feasible to rounding, with exact zeros and exact caps. Where several are optimal (they give the same ``Q @ alpha``),
-    identical clients count alike to about 1e-6, and ``Q = 0`` gives the uniform answer.
+    for a Gram matrix ``Q`` of shape [N, N] and ``C = cap``. ``Q`` may be singular and of any scale. The answer has
+    shape [N]. It is feasible up to rounding, with exact zeros and exact caps. If several answers are optimal, they give
+    the same ``Q @ alpha``. Then identical clients get equal weights up to about 1e-6, and ``Q = 0`` gives equal
+    weights to all.
 
     >>> capped_simplex(np.diag([1.0, 3.0])).round(6).tolist()
     [0.75, 0.25]
@@ -35,7 +36,7 @@ def capped_simplex(Q: NDArray[np.float64], cap: float = 1.0) -> NDArray[np.float
     scale = _checked_scale(Q)
     n = len(Q)
     cap = min(cap, 1.0)  # Σα = 1 and α ≥ 0 imply α ≤ 1
-    # Written so that NaN fails too; the slack lets cap = 1 / N through however it was rounded.
+    # NaN fails this test too. The slack accepts cap = 1 / N, however it was rounded.
     if not cap * n >= 1 - 1e-12:
         raise ValueError(f"cap must be at least 1/N = {1 / n:g} for the {n} weights to sum to 1, got {cap:g}")
     if scale == 0 or cap * n <= 1 + 1e-12:
@@ -49,7 +50,7 @@ def capped_simplex(Q: NDArray[np.float64], cap: float = 1.0) -> NDArray[np.float
     if flag != _OPTIMAL:
         raise RuntimeError(f"DAQP stopped with exit flag {flag} after {info['iterations']} iterations (N = {n})")
 
-    # A weight nearer to a bound than the solver can tell is on it.
+    # The solver cannot tell a weight this near to a bound from the bound, so it is set to the bound.
     alpha = np.where(alpha < _ON_BOUND, 0.0, np.where(alpha > cap - _ON_BOUND, cap, alpha))
     return _sum_to_one(alpha, cap)
 
@@ -66,12 +67,13 @@ def _checked_scale(Q: NDArray[np.float64]) -> float:
     if asymmetry > _GRAM_RTOL * largest:
         raise ValueError(f"Q must be symmetric, got entries that differ from their mirror image by up to {asymmetry:g}")
     if Q.diagonal().min() < 0 or largest > (1 + _GRAM_RTOL) * scale:
-        raise ValueError("Q must be positive semidefinite, got an entry larger than the diagonal of Q allows")
+        raise ValueError("Q must be positive semidefinite, got an entry that is too large for the diagonal of Q")
     return scale
 
 
 def _sum_to_one(alpha: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
-    """Share what the solver's tolerance left of Σα - 1 among the weights inside their bounds, by the room they have."""
+    """Make the sum exactly 1. The excess Σα - 1 is within the solver's tolerance. It is spread over the weights inside
+    their bounds, in proportion to how far each can move."""
     excess = float(alpha.sum()) - 1
     if abs(excess) <= 1e-13:
         return alpha

@@ -1,7 +1,7 @@
 """Positive semidefinite matrices in factored form, A = U diag(s) Uᵀ.
 
 Gram matrices and projectors are kept, cut down, sent and multiplied as (U, s). Every tensor has a leading axis of
-groups, of length 1 for all but grouped convolutions, so that one formula serves all.
+groups, so that one formula serves all layers. Its length is 1 for all but grouped convolutions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Spectrum:
     def of_dense(cls, A: Float[Tensor, "g d d"], rank: int | None = None) -> Spectrum:
         """Eigenvalues and vectors of a symmetric PSD matrix, in float64: float32 fails on images with constant pixels.
 
-        Raises ValueError, in words that complete "the matrix must be …", if A is not finite, symmetric and PSD.
+        Raises ValueError if A is not finite, symmetric and PSD. The message completes "the matrix must be …".
         """
         A = A.double()
         if not A.isfinite().all():
@@ -51,7 +51,7 @@ class Spectrum:
 
     @classmethod
     def of_factor(cls, K: Float[Tensor, "g d t"], w: Float[Tensor, "g t"]) -> Spectrum:
-        """K diag(w) Kᵀ with w ≥ 0 and few columns: the eigenvalues of a small matrix instead of a d by d one."""
+        """The spectrum of K diag(w) Kᵀ with w ≥ 0. If K has few columns, a small matrix gives the eigenvalues."""
         if K.shape[-1] >= K.shape[-2]:
             return cls.of_dense((K * w.unsqueeze(-2)) @ K.mT)
         Q, R = torch.linalg.qr(K.double())
@@ -60,7 +60,7 @@ class Spectrum:
 
     @classmethod
     def zero(cls, groups: int, d: int) -> Spectrum:
-        """Rank 0: nothing is known of the inputs."""
+        """The zero matrix, of rank 0: nothing is known about the inputs."""
         return cls(torch.zeros(groups, 0, dtype=torch.float64), torch.zeros(groups, d, 0))
 
     @property
@@ -78,7 +78,7 @@ class Spectrum:
 
     @cached_property
     def energy(self) -> Float[Tensor, " r"]:
-        """Share of the trace that the first 1, 2, … r directions hold, groups together."""
+        """The share of the trace that the first 1, 2, … r directions hold, summed over groups."""
         total = self.values.double().sum(0).cumsum(0)
         return total / total[-1].clamp(min=torch.finfo(torch.float64).tiny) if self.rank else total
 
@@ -86,22 +86,26 @@ class Spectrum:
         """The fewest directions that hold this share of the trace."""
         if not self.rank or float(self.values.sum()) == 0:
             return 0
-        # A share of 1 keeps everything; the tolerance keeps round-off in the running sum from asking for one more.
+        # A share of 1 keeps everything. Without the tolerance, round-off in the running sum could ask for one more.
         return self.rank if share >= 1 else int((self.energy < share - 1e-15).sum()) + 1
 
     def cut(self, rank: int) -> Spectrum:
-        """The largest `rank` eigenvalues alone (the paper's SVD section)."""
+        """Keep only the largest `rank` eigenvalues (the paper's SVD section)."""
         if rank >= self.rank:
             return self
         return Spectrum(self.values[:, :rank].contiguous(), self.basis[..., :rank].contiguous())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Spectrum:
-        """The same directions with other eigenvalues: U diag(f(s)) Uᵀ. f(0) must be 0, or directions appear."""
+        """The same directions with other eigenvalues: U diag(f(s)) Uᵀ. f(0) must be 0, since directions of eigenvalue
+        0 are not held."""
         return Spectrum(function(self.values), self.basis)
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Spectrum:
-        """The basis in another dtype, both on another device. Eigenvalues stay float64: 1 − s must not round to 0.
-        Rows lie in memory as they do when read from a file, so that products round alike."""
+        """The basis in another dtype; basis and eigenvalues on another device.
+
+        Eigenvalues stay float64, since 1 − s must not round to 0. The basis is contiguous, as it is after reading from
+        a file, so that products round in the same way.
+        """
         return Spectrum(self.values.to(device=device), self.basis.to(dtype=dtype, device=device).contiguous())
 
     def permuted(self, order: Tensor) -> Spectrum:
@@ -112,7 +116,7 @@ class Spectrum:
         return (self.basis * self.values.to(self.basis.dtype).unsqueeze(-2)) @ self.basis.mT
 
     def total(self) -> Dense:
-        """The beginning of a sum over clients: in float64 and in memory of its own."""
+        """The first term of a sum over clients: in float64, in new memory."""
         return Dense(Spectrum(self.values.double(), self.basis.double()).dense())
 
     def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
@@ -121,7 +125,7 @@ class Spectrum:
         return ((M @ U) * s) @ U.mT
 
     def malformed(self) -> str | None:
-        """What is wrong with the shapes of its parts, as words that complete "… must be"."""
+        """What is wrong with the shapes of its parts, in words that complete "… must be"; None if nothing is."""
         values = tuple(self.values.shape)
         if len(values) != 2:
             return f"given by eigenvalues [groups, rank], got shape {values}"
@@ -131,9 +135,9 @@ class Spectrum:
         return None
 
     def complaint(self, largest: float = float("inf")) -> str | None:
-        """What is wrong with it, as words that complete "… must be"; None if it is what it says.
+        """What is wrong with its values, in words that complete "… must be"; None if nothing is.
 
-        Orthonormality is probed with a few fixed vectors, which costs what one product costs.
+        A few fixed vectors test whether the basis is orthonormal. That costs no more than one product.
         """
         if not self.basis.isfinite().all():
             return "finite, got NaN or infinity"

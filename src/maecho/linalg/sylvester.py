@@ -1,13 +1,13 @@
-"""Σ_i B_i W A_i + ρ W = Σ_i B_i W_i A_i + ρ W̄ for symmetric PSD A_i and B_i in factored form.
+"""Solves Σ_i B_i W A_i + ρ W = Σ_i B_i W_i A_i + ρ W̄ for W, with symmetric PSD A_i and B_i in factored form.
 
-Conjugate gradients (Hestenes and Stiefel, 1952) from W̄ on, for all groups of a layer at once, in float64. A product
-with the left-hand side needs the factors of each client alone. They are preconditioned by the one Kronecker product
-that has the same two partial traces,
+The method is conjugate gradients (Hestenes and Stiefel, 1952). It starts at W̄, works on all groups of a layer at once,
+and computes in float64. A product with the left-hand side needs only the factors of each client. The preconditioner is
+the Kronecker product that has the same two partial traces as the sum,
 
-    Σ_i A_i ⊗ B_i ≈ Ā ⊗ B̄ / τ,    Ā = Σ_i tr(B_i) A_i,  B̄ = Σ_i tr(A_i) B_i,  τ = Σ_i tr(A_i) tr(B_i)
+    Σ_i A_i ⊗ B_i ≈ Ā ⊗ B̄ / τ,    Ā = Σ_i tr(B_i) A_i,  B̄ = Σ_i tr(A_i) B_i,  τ = Σ_i tr(A_i) tr(B_i).
 
-whose inverse, with ρ, is two eigenvalue problems of the size of the layer. It is exact, so one step is enough, for one
-client and wherever all A_i or all B_i are multiples of each other.
+Inverting it together with ρ takes two eigenvalue problems of the size of the layer. For one client the approximation is
+exact, so one step is enough. The same holds if all A_i, or all B_i, are multiples of each other.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 ROUND_OFF = 1e-12
-"""A residual this small beside the right-hand side is noise: the average already solves the equation."""
+"""A residual below this share of the right-hand side is noise: the average already solves the equation."""
 PATIENCE = 8
-"""Steps between two looks at the residual on a GPU, where a look waits for all that is under way. Those beyond the
-tolerance stand still."""
+"""On a GPU the residual is read only after this many steps, because reading it waits for all work in the queue. Steps
+after the tolerance is reached change nothing."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +38,28 @@ class Solution:
 
     matrix: Float[Tensor, "g o d"]
     residual: float
-    """Of the worst group, as a share of the residual at the start, in the norm of the preconditioner."""
+    """The residual of the worst group, relative to the one at the start, in the norm of the preconditioner."""
     iterations: int
     known: bool
-    """Whether any client said anything."""
+    """Whether any client has information about this layer. If not, the matrix is the average."""
 
 
 class Factor:
-    """A + shift · I, multiplied the cheaper way: thin, or dense where A is of high rank."""
+    """A + shift · I, multiplied in the cheaper way: by its thin factors, or as a dense matrix if A has a high rank."""
 
     def __init__(self, A: Spectrum | Diagonal, shift: float | Float[Tensor, "g 1 1"]):
-        # In one layout, for one rounding: from a file or from memory, an upload gives the same to the last bit.
+        # One memory layout gives one rounding: an upload from a file and one from memory agree to the last bit.
         self._A = Spectrum(A.values, A.basis.contiguous()) if isinstance(A, Spectrum) else A
         self._shift = shift
         self.trace: Float[Tensor, "g 1 1"] = A.values.double().sum(-1)[:, None, None] + shift * A.width
         self._total: Total | None = None
 
     def total(self) -> Total:
-        """As sums over clients hold it."""
+        """The same matrix in the form of sums over clients."""
         return self._A.total().plus_identity(self._shift)
 
     def prepare(self) -> Factor:
-        """Ready for many products; costs memory in float64."""
+        """Prepare for many products: convert to float64, which takes more memory."""
         if isinstance(self._A, Diagonal) or 2 * self._A.rank > self._A.width:
             self._total = self.total()
         else:
@@ -71,7 +71,7 @@ class Factor:
 
 
 class Sylvester:
-    """The equation of one layer, a client at a time."""
+    """Collects the equation of one layer, client by client, and solves it."""
 
     def __init__(self) -> None:
         self._factors: list[tuple[Factor, Factor]] = []
@@ -85,7 +85,8 @@ class Sylvester:
         a: float | Tensor = 0.0,
         b: float | Tensor = 0.0,
     ) -> None:
-        """With a and b on the diagonals of A and B. A client without A or B has nothing to say."""
+        """Add a client; a and b are added to the diagonals of A and B. A client with A = 0 or B = 0 has no information
+        and is left out."""
         W = W.double().contiguous()
         if self._right is None:
             self._right = torch.zeros_like(W)
@@ -95,7 +96,7 @@ class Sylvester:
             self._factors.append(factors)
 
     def solve(self, start: Float[Tensor, "g o d"], ridge: float, tolerance: float, iterations: int) -> Solution:
-        """From the start W̄, with ρ = ridge · mean eigenvalue of Σ A_i ⊗ B_i."""
+        """Iterate from the start W̄, with ρ = ridge · mean eigenvalue of Σ A_i ⊗ B_i."""
         assert self._right is not None
         start = start.double()
         if not self._factors:
@@ -127,7 +128,7 @@ class Sylvester:
 
 
 class Preconditioner:
-    """(Ā ⊗ B̄ / τ + ρ)⁻¹, on the span of both where ρ = 0."""
+    """(Ā ⊗ B̄ / τ + ρ)⁻¹. If ρ = 0, the pseudoinverse."""
 
     def __init__(self, factors: list[tuple[Factor, Factor]], ridge: float, out: int, d: int):
         tau = sum((A.trace * B.trace for A, B in factors), factors[0][0].trace.new_zeros(()))
@@ -156,7 +157,7 @@ def _sum(one: Total, other: Total) -> Total:
 
 
 def _eigen(A: Total) -> tuple[Float[Tensor, "g 1 d"], Tensor | None]:
-    """Eigenvalues as one row, and eigenvectors unless A is diagonal."""
+    """The eigenvalues as one row, and the eigenvectors; None in their place if A is diagonal."""
     if isinstance(A, Dense):
         s, U = eigenvalues(A.matrix)
         return s.unsqueeze(-2), U

@@ -1,8 +1,7 @@
-"""Symmetric matrices by their form: `Dense` [g, d, d] and `Diagonal`, of which only the diagonal [g, d] is held.
+"""Symmetric matrices in two forms: `Dense` holds all entries [g, d, d], `Diagonal` only the diagonal [g, d].
 
-Sums over clients have one of these two forms. What one client sends is a `Diagonal`, or a `Spectrum` (spectra.py),
-whose `total` is the beginning of such a sum. The leading axis g counts groups. It is 1 for all but grouped
-convolutions.
+Sums over clients have one of these two forms. One client sends a `Diagonal` or a `Spectrum` (spectra.py); its method
+`total` gives the first term of such a sum. The leading axis g counts groups. It is 1 for all but grouped convolutions.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 TOLERANCE = 1e-3
-"""How far from symmetric, orthonormal or non-negative a matrix may be: float32 round-off with room to spare."""
+"""How far a matrix may be from symmetric, orthonormal or non-negative. Float32 round-off stays well below it."""
 
 
 class Total(ABC):
@@ -38,10 +37,11 @@ class Total(ABC):
     @property
     @abstractmethod
     def mean_eigenvalue(self) -> Float[Tensor, "g 1 1"]:
-        """trace / d of each group: the scale that a ridge is measured against."""
+        """trace / d of each group. A ridge is a multiple of it."""
 
     def ridge(self, share: float, rows: float) -> Float[Tensor, "g 1 1"]:
-        """ε = share · (d / rows) · trace, for a sum of x xᵀ over so many rows x: wide sums of few rows get more."""
+        """ε = share · (d / rows) · trace, for a sum of x xᵀ over so many rows x. Many inputs and few rows make it
+        larger."""
         d = self.width
         return share * d / rows * d * self.mean_eigenvalue
 
@@ -51,19 +51,19 @@ class Total(ABC):
 
     @abstractmethod
     def plus(self, other: Self) -> Self:
-        """The sum, in memory of its own."""
+        """The sum, in new memory."""
 
     @abstractmethod
     def scaled(self, factor: float | Tensor) -> Self:
-        """Every entry times this factor, one for all groups or [g, 1, 1]."""
+        """Every entry times a factor: one number for all groups, or a tensor [g, 1, 1]."""
 
     @abstractmethod
     def shrunk(self, share: float) -> Self:
-        """The same diagonal; every other entry times this share."""
+        """The same diagonal, with every other entry times this share."""
 
     @abstractmethod
     def plus_identity(self, amount: float | Tensor = 1.0) -> Self:
-        """A + amount · I, one amount for all groups or [g, 1, 1]."""
+        """A + amount · I, with one amount for all groups or a tensor [g, 1, 1]."""
 
     @abstractmethod
     def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
@@ -71,16 +71,16 @@ class Total(ABC):
 
     @abstractmethod
     def solve(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
-        """B A⁻¹ of an A that is invertible."""
+        """B A⁻¹. A must be invertible."""
 
     @abstractmethod
     def divide(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
-        """B A⁺, for an A that is positive semidefinite."""
+        """B A⁺ with the pseudoinverse. A must be positive semidefinite."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dense(Total):
-    """Every entry of a symmetric matrix, one matrix for each group."""
+    """All entries of a symmetric matrix, one matrix for each group."""
 
     matrix: Float[Tensor, "g d d"]
 
@@ -123,7 +123,7 @@ class Dense(Total):
         return solved
 
     def divide(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
-        """B A⁺: by Cholesky where A is well inside the positive definite ones, by eigenvalues where it is not."""
+        """B A⁺: by Cholesky if A is clearly positive definite, by eigenvalues if not."""
         A = self.matrix
         factor, info = torch.linalg.cholesky_ex(A)
         if not info.any():
@@ -139,7 +139,7 @@ class Dense(Total):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Total):
-    """The diagonal of a matrix that has nothing else, such as the Gram matrix of one-hot rows."""
+    """A matrix that is zero off its diagonal, such as the Gram matrix of one-hot rows."""
 
     values: Float[Tensor, "g d"]
 
@@ -153,7 +153,7 @@ class Diagonal(Total):
 
     @property
     def rank(self) -> int:
-        """All of d: a diagonal is never cut, it is already small."""
+        """Always d: a diagonal is never cut, since it is already small."""
         return self.values.shape[-1]
 
     @property
@@ -185,7 +185,7 @@ class Diagonal(Total):
         return M * self.values.to(M.dtype).unsqueeze(-2)
 
     def shrunk(self, share: float) -> Diagonal:
-        """The same: there are no other entries."""
+        """The same matrix, since there are no other entries."""
         return self
 
     def solve(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
@@ -196,11 +196,11 @@ class Diagonal(Total):
         return torch.where(a > 0, B / a.where(a > 0, torch.ones_like(a)), torch.zeros_like(B))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Diagonal:
-        """The diagonal of f(s)."""
+        """The function of every entry of the diagonal."""
         return Diagonal(function(self.values))
 
     def total(self) -> Diagonal:
-        """The beginning of a sum: in float64 and in memory of its own."""
+        """The first term of a sum over clients: in float64, in new memory."""
         return Diagonal(self.values.to(torch.float64, copy=True))
 
     def dense(self) -> Float[Tensor, "g d d"]:
@@ -213,7 +213,7 @@ class Diagonal(Total):
         return self
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Diagonal:
-        """On another device. Values stay float64, whatever the dtype asked for."""
+        """On another device. The values stay float64; `dtype` is ignored."""
         return Diagonal(self.values.to(device=device))
 
     def permuted(self, order: Tensor) -> Diagonal:
@@ -221,7 +221,7 @@ class Diagonal(Total):
         return Diagonal(self.values[order])
 
     def malformed(self) -> str | None:
-        """What is wrong with the shape, in words that complete "… must be"."""
+        """What is wrong with the shape, in words that complete "… must be"; None if nothing is."""
         if self.values.dim() != 2:
             return f"given by a diagonal [groups, inputs], got shape {tuple(self.values.shape)}"
         return None
@@ -232,12 +232,12 @@ class Diagonal(Total):
 
 
 def _of_groups(amount: float | Tensor) -> float | Tensor:
-    """[g, 1, 1] as [g, 1], the form that goes with a diagonal."""
+    """Reshape [g, 1, 1] to [g, 1], which broadcasts with a diagonal."""
     return amount.squeeze(-1) if isinstance(amount, Tensor) and amount.dim() else amount
 
 
 def eigenvalues(A: Float[Tensor, "g d d"]) -> tuple[Float[Tensor, "g d"], Float[Tensor, "g d d"]]:
-    """Eigenvalues, ascending, and vectors of the positive semidefinite matrix that is nearest to A."""
+    """Eigenvalues, ascending, and eigenvectors of the positive semidefinite matrix that is nearest to A."""
     s: Tensor
     U: Tensor
     s, U = torch.linalg.eigh((A + A.mT) / 2)
@@ -245,7 +245,7 @@ def eigenvalues(A: Float[Tensor, "g d d"]) -> tuple[Float[Tensor, "g d"], Float[
 
 
 def eigenvalue_complaint(values: Tensor, largest: float) -> str | None:
-    """What is wrong with eigenvalues, in words that complete "… must be"."""
+    """What is wrong with eigenvalues, in words that complete "… must be"; None if nothing is."""
     if not values.isfinite().all():
         return "finite, got NaN or infinity"
     if not values.numel():
@@ -259,7 +259,7 @@ def eigenvalue_complaint(values: Tensor, largest: float) -> str | None:
 
 
 class Addable(Protocol):
-    """What can be summed in place: tensors, and the matrices of this module."""
+    """Anything that can be summed in place: tensors, and the matrices of this module."""
 
     def add_(self, other: Self, /) -> Self: ...
 
@@ -269,5 +269,5 @@ K = TypeVar("K")
 
 
 def add_into(totals: dict[K, A], key: K, part: A) -> None:
-    """totals[key] += part, in place. The first part becomes the total, so it must be memory of its own."""
+    """totals[key] += part, in place. The first part becomes the total itself, so nobody else may use its memory."""
     totals[key] = totals[key].add_(part) if key in totals else part
