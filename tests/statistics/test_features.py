@@ -86,7 +86,7 @@ def test_aligned_they_are_those_of_the_reference() -> None:
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (lambda m: {"9": m}, ("ann: features of '9': expected none", "got some")),
+        (lambda m: {"9": m}, ("ann: features must be of a layer of the network", "got features of '9'")),
         (lambda m: {"0": m}, ("ann: features of '0' must be of its 4 inputs", "got (5,)")),
         (lambda m: {"2": replace(m, means=m.means * torch.nan)}, ("ann: class means of '2'", "finite", "NaN")),
         (lambda m: {"2": replace(m, counts=m.counts + 1)}, ("ann: counts of the class moments of '2'", "got 33")),

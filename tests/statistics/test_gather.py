@@ -173,7 +173,7 @@ def test_embedding_counts_tokens() -> None:
     assert upload.statistics.get("moments") is None
     assert upload.recipe["not_sent"] == {
         "moments": "the inputs are not one tensor of real numbers, so they have no mean",
-        "features": "the network has no fully connected layer behind others that all examples pass through",
+        "features": "the network has no fully connected layer after others that no shortcut leads past",
     }
 
 

@@ -171,7 +171,7 @@ def test_a_file_holds_them(options: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"gaussians": 0}, ("gaussians must be a whole number from 1 on", "got 0")),
+        ({"gaussians": 0}, ("gaussians must be a whole number, at least 1", "got 0")),
         ({"gaussians": True}, ("gaussians", "got True")),
         ({"gaussians": 2.5}, ("gaussians", "got 2.5")),
         ({"covariance": "none"}, ("covariance must be one of class, shared", "got 'none'")),

@@ -104,11 +104,11 @@ UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "fisher in a list": (lambda: with_fisher("0.bias", Tensor.tolist), ("ann", "fisher of '0.bias'", "(5,)", "list")),
     "fisher of no weight": (
         lambda: stated(upload(), fisher={**upload().statistics["fisher"], "zero": torch.ones(1)}),
-        ("ann", "fisher of 'zero'", "no such parameter", "got one"),
+        ("ann", "fisher", "parameters of the network", "got one for 'zero'"),
     ),
     "no fisher of a layer": (
         lambda: stated(upload(), fisher={"0.weight": upload().statistics["fisher"]["0.weight"]}),
-        ("ann", "fisher of '0.bias'", "expected one", "got none"),
+        ("ann", "fisher", "a tensor for '0.bias'", "got none"),
     ),
     "moments of more examples": (lambda: with_moments(counts=lambda n: n + 1), ("ann", "30", "got 33")),
 }
@@ -176,9 +176,9 @@ def test_a_projector_has_eigenvalues_up_to_one(found: object) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_statistic_is_of_every_layer_and_of_no_other(kind: str) -> None:
-    with refused("ann", f"{kind} of 'zero'", "no such layer", "got one"):
+    with refused("ann", kind, "layers of the network", "got a matrix for 'zero'"):
         with_statistic(kind, "zero", torch.eye(5))
-    with refused("ann", f"{kind} of '2'", "expected one", "got none"):
+    with refused("ann", kind, "a matrix for '2'", "got none"):
         stated(upload(), **{kind: {"0": torch.eye(5)}})
 
 

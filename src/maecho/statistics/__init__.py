@@ -1,4 +1,4 @@
-"""What a client can say of its data: one table, STATISTICS, and one file for each statistic."""
+"""The statistics that a client can send about its data: one table, STATISTICS, and one file for each statistic."""
 
 from maecho.statistics.classes import Classes
 from maecho.statistics.features import Features
@@ -20,6 +20,6 @@ STATISTICS: dict[str, Statistic] = {
     "fisher": Fisher(),
     "gradients": Gradients(),
 }
-"""All that can be gathered, by name. Each method says which of them it needs."""
+"""Every statistic that can be gathered, by name. Each method says which of them it needs."""
 
 __all__ = ["STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]

@@ -1,11 +1,12 @@
-"""Log p(y | x) back through a model: the backward passes that several statistics share.
+"""The backward passes of log p(y | x) that several statistics share.
 
-One forward pass a batch, and one backward pass for each direction v at the outputs (see network/directions.py), give
+Each batch takes one forward pass, and one backward pass for each direction v at the outputs (see
+network/directions.py). They give
 
     fisher      F = Σ_x E_y (∂ log p(y|x) / ∂θ)²                       the diagonal of the Fisher information
-    gradients   B = Σ_x E_y Σ_l (∂ log p / ∂z_l) (∂ log p / ∂z_l)ᵀ     the other half, beside the Gram, of A ⊗ B
+    gradients   B = Σ_x E_y Σ_l (∂ log p / ∂z_l) (∂ log p / ∂z_l)ᵀ     the factor B of A ⊗ B; A is the Gram matrix
 
-with θ the weights and z a layer's outputs.
+θ are the weights, z the outputs of a layer, and l counts the places where the layer is applied.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from maecho.statistics.statistic import Gatherer, NotGathered, Setting
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a layer: what came in and what went out."""
+    """One use of a layer, with its inputs x and its outputs z."""
 
     layer: Layer
     module: nn.Module
@@ -39,16 +40,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch whose outputs remember how they were made."""
+    """A batch whose outputs can be differentiated."""
 
     step: Pass
     calls: Sequence[Call]
     directions: Directions
     order: Sequence[int]
-    """Of the directions, the largest first."""
+    """The numbers of the directions, with the largest direction first."""
 
     def backward(self, v: Tensor, of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """vᵀ ∂output/∂t for each tensor t; None where the output does not depend on it."""
+        """vᵀ ∂output/∂t for each tensor t in `of`; None if the output does not depend on t."""
         if not of:
             return ()
         output = self.step.output
@@ -56,35 +57,36 @@ class Batch:
 
 
 Deltas = Mapping[int, Tensor | None]
-"""Gradients at the outputs of calls, by the id of the call."""
+"""Id of a call -> the gradient at its outputs."""
 
 
 class BackwardGatherer(Gatherer):
     """A Gatherer that also sees gradients."""
 
     needs_sums = False
-    """Whether it asks, in the first direction, for the gradients of all parameters."""
+    """Whether it wants the gradients of all parameters. They are computed in the first direction only."""
     reason = ""
-    """Why there is no value."""
+    """Why there is no value; empty if there is one."""
 
     def begin(self, batch: Batch) -> None:
         """Called before the backward passes of a batch."""
 
     @abstractmethod
     def see_gradients(self, batch: Batch, deltas: Deltas, sums: Mapping[str, Tensor | None] | None) -> None:
-        """Called after each backward pass. `sums`: gradients of the parameters, in the first direction alone."""
+        """Called after each backward pass. `sums` are the gradients of the parameters, summed over the batch; None
+        except in the first direction."""
 
     def end(self, batch: Batch) -> None:
         """Called after the backward passes of a batch."""
 
-    def refuse(self) -> None:
-        """Raise NotGathered if there is a reason for it."""
+    def check_gathered(self) -> None:
+        """Raise NotGathered if there is a reason why there is no value."""
         if self.reason:
             raise NotGathered(self.reason)
 
 
 class BackwardPasses:
-    """Runs the backward passes of every batch for all gatherers that want them."""
+    """Runs the backward passes of every batch for all gatherers that need them."""
 
     def __init__(self, setting: Setting, gatherers: Sequence[BackwardGatherer]):
         self._setting, self._gatherers = setting, gatherers
@@ -93,7 +95,7 @@ class BackwardPasses:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, every parameter is differentiable and every layer is watched; afterwards all is as it was."""
+        """Inside, every parameter is differentiable and every layer is watched. Afterwards all is as before."""
         frozen = [p for p in self._parameters.values() if not p.requires_grad]
         found, watch = self._setting.architecture.layers, self._setting.watch
         with watching(self._setting.model, found, after=self._remember, watch=watch):
@@ -109,10 +111,10 @@ class BackwardPasses:
         if not z.requires_grad:
             return None
         self._calls.append(Call(self._setting.architecture.layers[name], module, x.detach(), z))
-        return z.clone()  # what follows may change it in place, and gradients are wanted of what it was
+        return z.clone()  # the next module may change its input in place, but z itself must stay as it is
 
     def add(self, step: Pass) -> None:
-        """Go back through the batch that has just run."""
+        """Run the backward passes of the batch that has just run forward."""
         calls, self._calls = self._calls, []
         reason = next((g.reason for g in self._gatherers if g.reason), "") or self._complaint(step)
         for gatherer in self._gatherers:
@@ -129,11 +131,12 @@ class BackwardPasses:
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UploadError(
-                f"{client}: the statistics fisher and gradients need a model that can be differentiated one example at "
-                f"a time, got an error: {reason}"
+                f"{client}: for the statistics fisher and gradients the model must be differentiable one example at a "
+                f"time, got an error: {reason}"
             ) from error
 
     def _complaint(self, step: Pass) -> str:
+        """Why gradients of this batch cannot be used; empty if they can."""
         output = step.output
         if not (isinstance(output, Tensor) and output.is_floating_point() and output.dim() == 2):
             return "the model's output is not one row of class scores an example"
@@ -163,6 +166,6 @@ class BackwardPasses:
 
 
 def parameters(setting: Setting) -> dict[str, nn.Parameter]:
-    """Every real parameter of the model, by the name under which an upload keeps it."""
+    """Every parameter of floating point, by its name in an upload."""
     aliases = setting.architecture.aliases
     return {aliases.get(name, name): p for name, p in setting.model.named_parameters() if p.is_floating_point()}

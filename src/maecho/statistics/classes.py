@@ -1,4 +1,4 @@
-"""How many examples of each class a client has."""
+"""The statistic "classes": how many examples of each class a client has."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ class Classes(Statistic):
         whole = isinstance(value, Tensor) and value.dim() == 1 and is_whole(value)
         if not whole or bool((value < 0).any()):
             got = value.tolist() if isinstance(value, Tensor) else type(value).__name__
-            raise UploadError(f"{client}: class counts must be one whole number a class, none negative, got {got}")
+            raise UploadError(
+                f"{client}: class counts must be one whole number for each class, none negative, got {got}"
+            )
         head = find(carrier.layers, carrier.head)
         if head is not None and len(value) != head.shape(carrier.weights)[1]:
             classes = head.shape(carrier.weights)[1]
             raise UploadError(f"{client}: class counts must be of the {classes} classes of the head, got {len(value)}")
-        counted = sum(value.tolist())  # of Python's numbers: sums of torch's wrap at 2**63
+        counted = sum(value.tolist())  # in Python, since torch's sums wrap at 2**63
         if counted != carrier.examples:
             raise UploadError(f"{client}: class counts must sum to its {carrier.examples} examples, got {counted}")
         return value

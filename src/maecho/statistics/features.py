@@ -1,6 +1,7 @@
-"""Moments of what reaches the first fully connected layer behind others, if the network is narrow there.
+"""The statistic "features": moments of the inputs of one layer.
 
-To the layers from there on, moments of its inputs are what moments of the raw inputs are to the whole network.
+That layer is the first fully connected layer after other layers, if no shortcut leads past it. For the layers from
+there on, these moments play the same part as the moments of raw inputs for the whole network.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, O
 
 
 class Features(Statistic):
-    """Gaussians by the layer that they reach, one a class."""
+    """A mapping: name of the layer -> one Gaussian for each class."""
 
     name = "features"
     reveals = (
@@ -36,14 +37,14 @@ class Features(Statistic):
         return _AtTheNarrowLayer(setting)
 
     def recipe(self, options: Options) -> str:
-        return "count, mean and covariance of what reaches the layer named, class by class, one Gaussian a class"
+        return "count, mean and covariance of the inputs of one layer, class by class, one Gaussian for each class"
 
     def check(self, value: Any, carrier: Carrier) -> Any:
         client, by_name = carrier.client, {layer.name: layer for layer in carrier.layers}
         moments = carrier.statistics.get("moments")
         for name, found in value.items():
             if name not in by_name:
-                raise UploadError(f"{client}: features of {name!r}: expected none, there is no such layer, got some")
+                raise UploadError(f"{client}: features must be of a layer of the network, got features of {name!r}")
             groups, _, d = by_name[name].shape(carrier.weights)
             d -= by_name[name].bias is not None
             if groups > 1 or not isinstance(found, Gaussians) or found.shape != (d,):
@@ -54,7 +55,8 @@ class Features(Statistic):
             own = set(moments.classes.tolist()) if isinstance(moments, Gaussians) else None
             if len(classes) > len(set(classes)) or (own is not None and set(classes) != own):
                 raise UploadError(
-                    f"{client}: features of {name!r} must be one Gaussian for each class that it has, got {classes}"
+                    f"{client}: features of {name!r} must be one Gaussian for each class that the client has, got "
+                    f"classes {classes}"
                 )
         return value
 
@@ -67,8 +69,8 @@ class Features(Statistic):
 
 
 def _moved(found: Gaussians, layer: Layer, move: Move) -> Gaussians:
-    """M carries the means, and the covariances on both sides. What is left of the variances is carried as if the
-    entries had nothing to do with each other."""
+    """Map the means by M, and the covariances by M on both sides. The residual variances are mapped as if the entries
+    were uncorrelated."""
     place = Place(layer.weight, 1, found.means.shape[1] // move.space.size)
     plain = replace(layer, bias=None)
     return replace(
@@ -80,7 +82,7 @@ def _moved(found: Gaussians, layer: Layer, move: Move) -> Gaussians:
 
 
 class _AtTheNarrowLayer(Gatherer):
-    """Finds the layer in the first batch."""
+    """Sums up the inputs of the narrow layer, which it finds in the first batch."""
 
     def __init__(self, setting: Setting):
         self._setting = setting
@@ -109,7 +111,7 @@ class _AtTheNarrowLayer(Gatherer):
         with setting.watch.pause():
             self._layer = narrow(setting.model, setting.architecture, step.inputs, self._seen)
         if self._layer is None:
-            self._reason = "the network has no fully connected layer behind others that all examples pass through"
+            self._reason = "the network has no fully connected layer after others that no shortcut leads past"
 
     def value(self, found: Found) -> dict[str, Gaussians]:
         if self._layer is None or self._reason:

@@ -1,7 +1,8 @@
-"""The diagonal of the Fisher information: F = Σ_x E_y (∂ log p(y|x) / ∂θ)², one number a weight.
+"""The statistic "fisher", the diagonal of the Fisher information: F = Σ_x E_y (∂ log p(y|x) / ∂θ)².
 
-The squares of a layer follow from its rows, where these account for its whole gradient. Every other parameter goes the
-long way, one gradient an example (see network/per_example.py).
+It has one number for each weight. The fast way computes the squares of a layer from the rows of its inputs and of the
+gradients at its outputs. That is right if these rows account for the whole gradient of its weight. All other
+parameters go the long way, one gradient for each example (see network/per_example.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setti
 
 
 class Fisher(Statistic):
-    """By the name of the weight, and of its shape."""
+    """A mapping: name of the weight -> a tensor of its shape."""
 
     name = "fisher"
     reveals = (
@@ -43,18 +44,18 @@ class Fisher(Statistic):
         return f"sum over examples of squared gradients of log p(y|x), labels {options.labels}"
 
     def check(self, value: Any, carrier: Carrier) -> Any:
-        """One for every layer, and for whatever other parameters; of their shapes, not negative."""
+        """Every layer must have one, other parameters may. Each must have its weight's shape and not be negative."""
         client, weights = carrier.client, carrier.weights
         for name in (part for layer in carrier.layers for part in (layer.weight, layer.bias)):
             if name is not None and name not in value:
-                raise UploadError(f"{client}: fisher of {name!r}: expected one, got none")
+                raise UploadError(f"{client}: fisher must have a tensor for {name!r}, got none")
         for name, found in value.items():
             what = f"{client}: fisher of {name!r}"
             if name not in weights or not weights[name].is_floating_point():
-                raise UploadError(f"{what}: expected none, there is no such parameter, got one")
+                raise UploadError(f"{client}: fisher must be of parameters of the network, got one for {name!r}")
             if not isinstance(found, Tensor) or found.shape != weights[name].shape:
                 got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                raise UploadError(f"{what} must be {tuple(weights[name].shape)} as it is, got {got}")
+                raise UploadError(f"{what} must have its weight's shape {tuple(weights[name].shape)}, got {got}")
             check_real(what, found)
             if not found.isfinite().all():
                 raise UploadError(f"{what} must be finite, got NaN or infinity")
@@ -71,7 +72,7 @@ class Fisher(Statistic):
 
 
 class _Squares(BackwardGatherer):
-    """In float64."""
+    """Sums up the squares in float64: layer by layer from rows, and the long way for all other parameters."""
 
     needs_sums = True
 
@@ -103,7 +104,8 @@ class _Squares(BackwardGatherer):
         self._used = set()
 
     def _probe(self, batch: Batch) -> None:
-        """Layers where the first example reaches more than the first entry: other axes come first, or examples mix."""
+        """Find the layers where the first example changes more than the first entry of the outputs. There another axis
+        comes first, or examples mix, so rows do not belong to examples."""
         v = batch.directions[batch.order[0]]
         only_first = torch.zeros_like(v)
         only_first[0] = v[0]
@@ -123,7 +125,7 @@ class _Squares(BackwardGatherer):
                 add_into(self._of_rows, name, F)
 
     def _squares(self, own: list[Call], deltas: Deltas, n: int) -> tuple[Tensor, Tensor]:
-        """Of one layer, from the rows of all its uses: Σ of squares over examples, and the plain sum."""
+        """From the rows of all uses of one layer: the sum over examples of squared gradients, and of gradients."""
         layer = own[0].layer
         groups, out, d = layer.shape(self._parameters)
         F = torch.zeros(groups, out, d, dtype=torch.float64)
@@ -146,18 +148,18 @@ class _Squares(BackwardGatherer):
 
     def _agrees(self, layer: Layer, total: Tensor, F: Tensor, sums: Mapping[str, Tensor | None], batch: Batch) -> bool:
         """Whether the layer's rows account for the whole gradient. They do not if the weight is used elsewhere too."""
-        torch_says = {}
+        of_autograd = {}
         for name in (layer.weight, layer.bias):
             if name is not None:
                 found = sums[name]
-                torch_says[name] = torch.zeros_like(self._parameters[name]) if found is None else found
-        gap = float((layer.matrix(torch_says).cpu().double() - total).norm())
-        # By Cauchy and Schwarz a sum over n examples is at most this long.
+                of_autograd[name] = torch.zeros_like(self._parameters[name]) if found is None else found
+        gap = float((layer.matrix(of_autograd).cpu().double() - total).norm())
+        # By the inequality of Cauchy and Schwarz, the norm of a sum over n examples is at most this.
         scale = math.sqrt(float(F.sum()) * batch.step.size)
         return gap <= math.sqrt(torch.finfo(batch.step.output.dtype).eps) * scale
 
     def end(self, batch: Batch) -> None:
-        """The parameters whose squares do not follow from rows."""
+        """Add the squares of all parameters that the fast way does not cover."""
         done = {part for name in self._fast for part in (self._layers[name].weight, self._layers[name].bias)}
         first = {id(p): name for name, p in self._model.named_parameters()}
         names = {first[id(p)]: name for name, p in self._parameters.items() if name in self._used - done}
@@ -170,8 +172,8 @@ class _Squares(BackwardGatherer):
             add_into(self._of_parameters, names[name], F)
 
     def value(self, found: Found) -> dict[str, Tensor]:
-        """Of every real parameter."""
-        self.refuse()
+        """The squares of every parameter of floating point."""
+        self.check_gathered()
         F = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self._parameters.items()}
         for name, of_layer in self._of_rows.items():
             for part, value in self._layers[name].write(of_layer, F).items():
@@ -182,14 +184,14 @@ class _Squares(BackwardGatherer):
 
 
 def _rows(layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: int, out: int) -> tuple[Tensor, Tensor]:
-    """What came in and the gradients of what went out, for some examples: [groups, examples, places, width]."""
-    rows, gone = [], []
+    """The inputs of a layer and the gradients at its outputs, for some examples: [groups, examples, places, width]."""
+    inputs, gradients = [], []
     for call, delta in used:
         x, g = kinds.rows(call.module, call.x[piece]), kinds.output_rows(call.module, delta[piece])
         count = len(call.x[piece])
         if not layer.one_hot:
             x = complete(x, layer)
         g = (g.cpu() if g.device.type == "mps" else g).double()
-        rows.append(x.reshape(groups, count, x.shape[1] // count, *x.shape[2:]))
-        gone.append(g.reshape(groups, count, -1, out))
-    return torch.cat(rows, 2), torch.cat(gone, 2)
+        inputs.append(x.reshape(groups, count, x.shape[1] // count, *x.shape[2:]))
+        gradients.append(g.reshape(groups, count, -1, out))
+    return torch.cat(inputs, 2), torch.cat(gradients, 2)

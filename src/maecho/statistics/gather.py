@@ -1,6 +1,7 @@
-"""One pass of a client's data through its model, in which every wanted statistic is gathered.
+"""Runs a client's data through its model once and gathers every statistic that is wanted.
 
-The pass goes forward only, unless a statistic needs gradients. Sums are float64, so that ten million rows lose nothing.
+The pass is forward only, unless a statistic needs gradients. Sums are float64, so that they stay accurate over ten
+million rows.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from maecho.statistics.statistic import Found, NotGathered, Setting, Statistic
 
 @dataclass(frozen=True)
 class Gathered:
-    """What one pass gave, uncut."""
+    """The result of one pass, before statistics are cut to a size."""
 
     found: Found
     values: dict[str, Value]
-    """By the name of the statistic."""
+    """Name of the statistic -> its value."""
     missing: dict[str, str]
-    """Statistics that could not be gathered, and why."""
+    """Name of a statistic that could not be gathered -> the reason."""
 
 
 def gather(
     setting: Setting, batches: Iterable[Any], statistics: Sequence[Statistic], progress: bool | None = None
 ) -> Gathered:
-    """Go through the data once. The model comes back as it was."""
+    """Go through the data once. The model is left unchanged."""
     client, model, architecture = setting.client, setting.model, setting.architecture
     gatherers = {statistic.name: statistic.gatherer(setting) for statistic in statistics}
     backward = BackwardPasses(setting, [g for g in gatherers.values() if isinstance(g, BackwardGatherer)])
@@ -80,7 +81,7 @@ def _found(setting: Setting, ran: Sequence[str], examples: int, outputs: int | N
 
 
 def _head(ran: Sequence[Layer], weights: dict[str, Tensor], outputs: int | None) -> str | None:
-    """The last layer that ran, if its rows are the model's outputs."""
+    """The name of the last layer that ran, if it has one row for each of the model's outputs."""
     if not ran or outputs is None:
         return None
     groups, out, _ = ran[-1].shape(weights)

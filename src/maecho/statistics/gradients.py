@@ -1,4 +1,7 @@
-"""Σ g gᵀ over the gradients g of log p(y | x) at every layer's outputs: the other half, beside the Gram, of A ⊗ B."""
+"""The statistic "gradients": B = Σ g gᵀ over the gradients g of log p(y | x) at every layer's outputs.
+
+With the Gram matrix as A, A ⊗ B approximates the Fisher information of the layer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
 
 class Gradients(OfLayers):
-    """One matrix a layer, as wide as its outputs."""
+    """One matrix for each layer, as wide as the layer's outputs."""
 
     name = "gradients"
     reveals = (
@@ -34,7 +37,7 @@ class Gradients(OfLayers):
 
 
 class _Sums(BackwardGatherer):
-    """In float64."""
+    """Sums up g gᵀ of every layer, in float64."""
 
     def __init__(self) -> None:
         self._found: dict[str, Tensor] = {}
@@ -48,7 +51,7 @@ class _Sums(BackwardGatherer):
                 add_into(self._found, call.layer.name, g.mT @ g)
 
     def value(self, found: Found) -> dict[str, Spectrum]:
-        self.refuse()
+        self.check_gathered()
         return {layer.name: self._matrix(layer, found) for layer in found.layers}
 
     def _matrix(self, layer: Layer, found: Found) -> Spectrum:

@@ -1,4 +1,4 @@
-"""The Gram matrix of every layer: G = Σ x xᵀ over the layer's inputs."""
+"""The statistic "gram", the Gram matrix of every layer: G = Σ x xᵀ over the layer's inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setti
 
 
 class Gram(OfLayers):
-    """Sums of products of each layer's inputs. A bias is one more input that is always 1."""
+    """One matrix for each layer. A bias counts as one more input that is always 1."""
 
     name = "gram"
     reveals = (
@@ -41,7 +41,7 @@ class Gram(OfLayers):
 
 
 class GramSums(Gatherer):
-    """Σ x xᵀ of each layer, in float64; of one-hot rows the counts."""
+    """Sums up x xᵀ of each layer, in float64. For one-hot rows it counts tokens, which are the diagonal."""
 
     def __init__(self, client: str) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class GramSums(Gatherer):
                 add_into(self._counts, layer.name, counts.unsqueeze(0).cpu())
 
     def matrix(self, layer: Layer, found: Found) -> Spectrum | Diagonal:
-        """Of one layer; of rank 0 where nothing reached it."""
+        """The Gram matrix of one layer. It has rank 0 if nothing reached the layer."""
         groups, _, d = layer.shape(found.weights)
         if layer.one_hot:
             return Diagonal(self._counts[layer.name]) if layer.name in self._counts else Diagonal.zero(groups, d)

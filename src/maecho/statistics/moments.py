@@ -1,4 +1,4 @@
-"""Moments of the raw inputs: a Gaussian for every class, or several."""
+"""The statistic "moments": one or several Gaussians for every class of raw inputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 FEW = 10
-"""Examples of a class up to which its mean says much about single ones."""
+"""The mean of a class with no more examples than this reveals much about each of them."""
 MOST_CLASSES = 2**24
-"""Where an upload does not say how many there are. Labels are counted by their number, so a huge one takes memory."""
+"""The most classes, for uploads that do not say how many there are. Counting labels takes memory up to the largest."""
 CLUSTERED = 2000
-"""Examples of a class that k-means looks at; every other one goes to the nearest centre."""
+"""How many examples of a class k-means looks at. Later examples go to the nearest centre."""
 
 
 class Moments(Statistic):
@@ -81,7 +81,8 @@ class Moments(Statistic):
 
 
 def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
-    """Raises UploadError unless the Gaussians are sound. `of`: what they describe, where that is not the raw inputs."""
+    """Raise UploadError unless the Gaussians are sound. `of` says in the message what they describe, if not the raw
+    inputs."""
     client = carrier.client
     if not isinstance(value, Gaussians):
         raise UploadError(f"{client}: class moments{of} must be Gaussians, got {type(value).__name__}")
@@ -91,7 +92,7 @@ def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
     if not is_whole(value.counts) or not is_whole(value.classes):
         got = ", ".join(str(tensor.dtype) for tensor in (value.classes, value.counts))
         raise UploadError(f"{client}: classes and counts of the class moments{of} must be whole numbers, got {got}")
-    counted = sum(value.counts.tolist())  # of Python's numbers: sums of torch's wrap at 2**63
+    counted = sum(value.counts.tolist())  # in Python, since torch's sums wrap at 2**63
     if counted != carrier.examples or bool((value.counts < 1).any()):
         raise UploadError(
             f"{client}: counts of the class moments{of} must be positive and sum to its {carrier.examples} examples, "
@@ -112,20 +113,18 @@ def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
             raise UploadError(f"{client}: class covariances{of} must be {wrong}")
     if value.residual is not None and not bool((value.residual.isfinite() & (value.residual >= 0)).all()):
         low = float(value.residual.min())
-        raise UploadError(
-            f"{client}: what is left of the class variances{of} must be finite and not negative, got {low:.3g}"
-        )
+        raise UploadError(f"{client}: the residual class variances{of} must be finite and not negative, got {low:.3g}")
 
 
 def _semidefinite(A: Tensor) -> Spectrum:
-    """The nearest positive semidefinite matrix. To drop small eigenvalues as well, which noise alone would have, loses
-    more than it gains."""
+    """The nearest positive semidefinite matrix. Small eigenvalues stay, though noise alone could have caused them:
+    dropping them loses more than it gains."""
     s, U = eigenvalues(A)
     return Spectrum(s.flip(-1).unsqueeze(0), U.flip(-1).unsqueeze(0)).cut(int((s > 0).sum()))
 
 
 class _OfInputs(Gatherer):
-    """The moments of what enters the network."""
+    """Sums up the moments of the network's inputs."""
 
     def __init__(self, options: Options):
         self._scatter = ClassScatter(options.gaussians, options.covariance)
@@ -149,9 +148,9 @@ class ClassScatter:
     """Gathers the moments of examples that come in batches.
 
     Args:
-        gaussians: how many a class. With several, k-means on the first examples of a class decides which one an example
-            belongs to.
-        covariance: one for every "class" (every Gaussian), or one "shared" by all.
+        gaussians: how many for each class. With several, k-means on the first examples of a class decides to which
+            Gaussian an example belongs.
+        covariance: "class" for one covariance for each Gaussian, or "shared" for a single one.
     """
 
     def __init__(self, gaussians: int = 1, covariance: Covariance = "class") -> None:
@@ -160,10 +159,10 @@ class ClassScatter:
         self._classes: dict[int, _Parts] = {}
 
     def add(self, x: Tensor, labels: Tensor | None) -> None:
-        """A batch. Without labels, all examples are of one class, NO_CLASS."""
+        """Add a batch. Without labels, all examples are of one class, NO_CLASS."""
         self.shape = tuple(x.shape[1:])
         x = x.reshape(len(x), -1)
-        x = x.cpu() if x.device.type == "mps" else x  # which has no float64
+        x = x.cpu() if x.device.type == "mps" else x  # mps has no float64
         if labels is None:
             labels = torch.full((len(x),), NO_CLASS)
         labels = labels.to(x.device)
@@ -173,7 +172,7 @@ class ClassScatter:
             self._classes[label].add(x[labels == label])
 
     def moments(self) -> Gaussians:
-        """Of everything that was added."""
+        """The moments of everything that was added."""
         assert self.shape is not None
         found: list[tuple[int, Scatter]] = []
         for label in sorted(self._classes):
@@ -193,7 +192,7 @@ class ClassScatter:
         )
 
     def _spread(self, scatters: list[Scatter]) -> list[Scatter]:
-        """The scatters that become covariances."""
+        """The scatter matrices that the covariances are computed from."""
         if self._covariance == "class":
             return scatters
         pooled = Scatter(scatters[0].shape, scatters[0].mean.device)
@@ -203,7 +202,7 @@ class ClassScatter:
 
 
 class _Parts:
-    """The examples of one class among several Gaussians."""
+    """Assigns the examples of one class to its Gaussians."""
 
     def __init__(self, parts: int, shape: tuple[int, ...], device: torch.device):
         self.scatters = [Scatter(shape, device) for _ in range(parts)]
@@ -223,7 +222,7 @@ class _Parts:
                 self.scatters[k].add(x[nearest == k])
 
     def settle(self) -> None:
-        """Place the examples that wait for centres."""
+        """Compute the centres, and assign the examples that wait for them."""
         if self._waiting:
             x, self._waiting = torch.cat(self._waiting), []
             self._centres = centres(x.double(), len(self.scatters))
@@ -231,19 +230,21 @@ class _Parts:
 
 
 def centres(x: Float[Tensor, "n d"], k: int) -> Float[Tensor, "m d"]:
-    """Centres of k clusters by k-means, always the same for the same x; fewer than k if x has fewer different rows."""
+    """Centres of k clusters by k-means; the same x gives the same ones. Fewer than k if x has fewer different rows."""
     try:
         from sklearn.cluster import KMeans
     except ImportError as error:
-        raise ValueError("several Gaussians a class need scikit-learn, got none: pip install scikit-learn") from error
+        raise ValueError(
+            "several Gaussians for one class need scikit-learn, got none: pip install scikit-learn"
+        ) from error
     different = len(x.unique(dim=0))
     found = KMeans(min(k, different), n_init=1, random_state=0).fit(x.cpu().numpy())
     return torch.from_numpy(found.cluster_centers_).to(x)
 
 
 def _folded_away(scatters: list[Scatter]) -> tuple[Tensor | None, bool]:
-    """The residual of moments whose directions are not all there; None if nothing is lost."""
-    found = [scatter.folded_away() for scatter in scatters]  # of one width: all exact, or none
+    """The residual of moments that have lost directions, and whether it is in cosines; None if nothing is lost."""
+    found = [scatter.folded_away() for scatter in scatters]  # all have one width, so all are exact or none is
     lost = [one for one in found if one is not None]
     if not any(bool(one.any()) for one in lost):
         return None, False

@@ -1,4 +1,4 @@
-"""Statistics that are one symmetric matrix a layer: how such matrices are checked and moved."""
+"""Statistics with one symmetric matrix for each layer: how such matrices are checked and moved."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ Matrix = TypeVar("Matrix", bound=Spectrum | Diagonal)
 
 
 class OfLayers(Statistic):
-    """A statistic with one symmetric matrix a layer."""
+    """A statistic with one symmetric matrix for each layer."""
 
     kind = Spectrum
     by_name = True
     largest: ClassVar[float] = float("inf")
-    """The largest eigenvalue that it may have."""
+    """The largest eigenvalue that a matrix may have."""
     of_outputs: ClassVar[bool] = False
-    """Whether the matrices are as wide as the outputs of their layers, not as the inputs."""
+    """Whether a matrix is as wide as the outputs of its layer. If not, it is as wide as the inputs."""
 
     def check(self, value: Any, carrier: Carrier) -> Any:
-        """One for every layer, of the layer's size, symmetric, with eigenvalues from 0 to `largest`.
+        """Every layer must have one, of the layer's size, symmetric, with eigenvalues from 0 to `largest`.
 
         A plain d by d matrix is brought into factored form.
         """
         by_name = {layer.name: layer for layer in carrier.layers}
         what = f"{carrier.client}: {self.name}"
         for name in sorted(by_name.keys() ^ value.keys()):
-            expected, came = ("one", "none") if name in by_name else ("none, there is no such layer", "one")
-            raise UploadError(f"{what} of {name!r}: expected {expected}, got {came}")
+            if name in by_name:
+                raise UploadError(f"{what} must have a matrix for {name!r}, got none")
+            raise UploadError(f"{what} must be of layers of the network, got a matrix for {name!r}")
         return {
             name: check_matrix(f"{what} of {name!r}", matrix, *self._shape(by_name[name], carrier), self.largest)
             for name, matrix in value.items()
         }
 
     def _shape(self, layer: Layer, carrier: Carrier) -> tuple[int, int, bool]:
-        """Groups, width, and whether the matrix is a diagonal."""
+        """The number of groups, the width, and whether the matrix is a diagonal."""
         groups, out, d = layer.shape(carrier.weights)
         return groups, out if self.of_outputs else d, layer.one_hot and not self.of_outputs
 
@@ -59,18 +60,18 @@ class OfLayers(Statistic):
 
 
 def for_layers(client: str, layers: Iterable[Layer], make: Callable[[Layer], Matrix]) -> dict[str, Matrix]:
-    """A matrix for each layer. Raises UploadError, with the layer's name, where the data made it unsound."""
+    """Make a matrix for each layer. Raises UploadError, with the layer's name, if the data make the matrix unsound."""
     made = {}
     for layer in layers:
         try:
             made[layer.name] = make(layer)
         except ValueError as error:
-            raise UploadError(f"{client}: what reaches layer {layer.name!r} must be {error}") from error
+            raise UploadError(f"{client}: the inputs of layer {layer.name!r} must be {error}") from error
     return made
 
 
 def check_matrix(what: str, matrix: Any, groups: int, d: int, diagonal: bool, largest: float) -> Any:
-    """A symmetric matrix of this size, from a factored or a plain one. `what` begins the sentence of an error."""
+    """Check a matrix, factored or plain, and return it in factored form. `what` begins the sentence of an error."""
     if isinstance(matrix, Tensor):
         matrix = _factored(what, matrix)
     if not isinstance(matrix, Spectrum | Diagonal):

@@ -1,4 +1,4 @@
-"""What values of statistics are made of, and what can be done with each part without knowing what it says.
+"""The parts of the values of statistics: how they are written, read, cut and moved, whatever statistic they belong to.
 
 A value is one part, or a mapping of names (layers, weights) to parts. A part is a tensor, a symmetric matrix
 (`Spectrum` or `Diagonal`) or `Gaussians`.
@@ -34,23 +34,23 @@ SUFFIXES: dict[type, tuple[str, ...]] = {
         "residual_of_cosines",
     ),
 }
-"""How the tensors of a part are called in files, after its name. A `Diagonal` is a `Spectrum` without a basis."""
+"""The ends of the keys of a part's tensors in files. A `Diagonal` is stored as a `Spectrum` without a basis."""
 
 
 def entries(value: Value) -> dict[str, Part]:
-    """The parts of a value by name; a value that is one part has the name ""."""
+    """The parts of a value by name. A value that is a single part gets the name ""."""
     return dict(value) if isinstance(value, Mapping) else {"": value}
 
 
 def each(value: Value, function: Callable[[Part], Part]) -> Value:
-    """The value with every part changed."""
+    """Apply a function to every part of a value."""
     if isinstance(value, Mapping):
         return {name: function(part) for name, part in value.items()}
     return function(value)
 
 
 def tensors(part: Part) -> dict[str, Tensor]:
-    """By suffix."""
+    """The tensors of a part: suffix -> tensor."""
     if isinstance(part, Tensor):
         return {"": part}
     if isinstance(part, Diagonal):
@@ -61,7 +61,7 @@ def tensors(part: Part) -> dict[str, Tensor]:
 
 
 def read(kind: type, found: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Part:
-    """The inverse of `tensors`, for a part of this kind. Raises ValueError or KeyError where tensors do not fit."""
+    """The inverse of `tensors`, for a part of this kind. Raises ValueError or KeyError if the tensors do not fit."""
     if kind is Tensor:
         return found[""]
     if kind is Spectrum:
@@ -70,12 +70,12 @@ def read(kind: type, found: Mapping[str, Tensor], facts: Mapping[str, Any]) -> P
 
 
 def facts(part: Part) -> dict[str, tuple[int, ...]]:
-    """What a header says of a part beside its tensors: shapes, which are public."""
+    """What a file's header says about a part beside its tensors: shapes, which are public."""
     return {"shape": part.shape} if isinstance(part, Gaussians) else {}
 
 
 def size(part: Part) -> int:
-    """In bytes."""
+    """The size of a part in bytes."""
     return part.nbytes if isinstance(part, Tensor) else part.bytes
 
 
@@ -85,52 +85,52 @@ def on(part: Part, device: torch.device) -> Part:
 
 
 def at(part: Part, dtype: torch.dtype) -> Part:
-    """The part with real numbers in another dtype; eigenvalues stay float64, and whole numbers stay whole."""
+    """The part in another floating-point dtype. Eigenvalues stay float64, and whole numbers stay whole."""
     if isinstance(part, Tensor) and not part.is_floating_point():
         return part
     return part.to(dtype=dtype)
 
 
 def spectra(part: Part) -> list[Spectrum]:
-    """The matrices that can be cut down."""
+    """The matrices of a part that can be cut."""
     if isinstance(part, Spectrum):
         return [part]
     return list(part.covariances) if isinstance(part, Gaussians) else []
 
 
 def cut(part: Part, rank: Callable[[Spectrum], int], keep_variances: bool = True) -> Part:
-    """The leading directions of every matrix alone."""
+    """Keep only the leading directions of every matrix."""
     if isinstance(part, Spectrum):
         return part.cut(rank(part))
     return part.cut(rank, keep_variances) if isinstance(part, Gaussians) else part
 
 
 def residual_bytes(part: Part) -> int:
-    """What `cut` adds where it keeps variances."""
+    """How many bytes `cut` adds if it keeps variances."""
     return part.residual_bytes if isinstance(part, Gaussians) else 0
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Whether it holds whole numbers; truth values are none."""
+    """Whether a tensor has a dtype of whole numbers. Truth values do not count as such."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def check_real(what: str, *tensors: Tensor | None) -> None:
-    """Raises UploadError unless they are of floating point, as sums and directions are. `what` begins the sentence."""
+    """Raise UploadError unless the tensors are of floating point. `what` begins the sentence."""
     for tensor in tensors:
         if tensor is not None and not tensor.is_floating_point():
             raise UploadError(f"{what} must be of floating point, got {tensor.dtype}")
 
 
 def ranks(part: Part) -> dict[str, int]:
-    """Directions kept, by the beginning of the suffixes of the tensors that hold them; of several the most."""
+    """Beginning of the suffixes -> how many directions the tensors with it hold. Of several matrices, the most."""
     if isinstance(part, Gaussians):
         return {"covariances": max(covariance.rank for covariance in part.covariances)}
     return {} if isinstance(part, Tensor) else {"": part.rank}
 
 
 def plus(one: Part, other: Part) -> Part:
-    """The sum of two parts of one kind."""
+    """The sum of two parts of the same kind."""
     if isinstance(one, Spectrum) and isinstance(other, Spectrum):
         return Spectrum.of_dense(one.dense().double() + other.dense().double())
     if isinstance(one, Diagonal) and isinstance(other, Diagonal):

@@ -1,4 +1,4 @@
-"""The projector of the MA-Echo release for every layer: a recursion on the mean inputs of batches."""
+"""The statistic "projector" of the MA-Echo release: a recursion on mean inputs of batches, for every layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maecho.statistics.of_layers import OfLayers, for_layers
 from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
 MEAN_OF = 64
-"""Examples behind one mean: the batch size of the release. Larger batches are cut into pieces of this size."""
+"""How many examples a mean is over: the batch size of the release. Larger batches are cut into pieces of this size."""
 
 
 class Projector(OfLayers):
@@ -40,9 +40,10 @@ class Projector(OfLayers):
 
 
 class _Recursions(Gatherer):
-    """One recursion a layer.
+    """Runs one recursion for each layer.
 
-    The means of one-hot rows are token frequencies. There the exact projector says the same without a matrix.
+    The mean of one-hot rows holds token frequencies. For such layers the exact projector is diagonal, so it serves
+    the same purpose without a matrix.
     """
 
     def __init__(self, client: str) -> None:
@@ -61,7 +62,7 @@ class _Recursions(Gatherer):
             if layer.name not in self._found:
                 damping = recursion.DAMPING_CONVOLUTION if layer.convolution else recursion.DAMPING
                 self._found[layer.name] = MeanRecursion(means.shape[0], means.shape[2], damping)
-            self._found[layer.name].add(means.cpu())  # a long chain of small products, which a GPU is no good at
+            self._found[layer.name].add(means.cpu())  # a long chain of small products is slow on a GPU
 
     def value(self, found: Found) -> dict[str, Spectrum | Diagonal]:
         return for_layers(self._client, found.layers, lambda layer: self._matrix(layer, found))

@@ -1,7 +1,7 @@
-"""What every statistic is: one object with all that the rest of the library does with it.
+"""The base class of every statistic. It holds all that the rest of the library does with one.
 
-To add one, write a file with a `Gatherer` and a `Statistic`, and add a row to STATISTICS. Uploading, reading, checking,
-cutting, moving and printing follow.
+To add a statistic, write a file with a `Gatherer` and a `Statistic`, and add a row to STATISTICS. Then it can be
+uploaded, read, checked, cut, moved and printed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from maecho.statistics import parts
 from maecho.statistics.parts import Value
 
 
-class NotGathered(Exception):  # noqa: N818 (no error: the upload goes without)
-    """Raised by a Gatherer that has no value; the message is the reason, for the recipe of the upload."""
+class NotGathered(Exception):  # noqa: N818 (not an error: the upload is made without the statistic)
+    """Raised by a Gatherer that has no value. The message is the reason; the recipe of the upload holds it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How statistics are gathered, where there is a choice; see `make_upload`."""
+    """The options of gathering. `make_upload` explains them."""
 
     labels: Labels = "expected"
     generator: torch.Generator | None = None
@@ -46,53 +46,53 @@ class Options:
         if self.labels == "sampled" and self.generator is None:
             raise InputError("labels='sampled' must come with a generator, got none")
         if isinstance(self.gaussians, bool) or not isinstance(self.gaussians, int) or self.gaussians < 1:
-            raise InputError(f"gaussians must be a whole number from 1 on, got {self.gaussians!r}")
+            raise InputError(f"gaussians must be a whole number, at least 1, got {self.gaussians!r}")
         if self.covariance not in COVARIANCES:
             raise InputError(f"covariance must be one of {', '.join(COVARIANCES)}, got {self.covariance!r}")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a Gatherer knows before the pass."""
+    """All that a Gatherer knows before the pass."""
 
     client: str
     model: nn.Module
     architecture: Architecture
     options: Options = field(default_factory=Options)
     watch: Watch = field(default_factory=Watch)
-    """Of the pass: who runs the model for a purpose of its own pauses it."""
+    """The watch of the pass. A Gatherer that runs the model for its own purposes pauses it meanwhile."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is known after the pass, whatever was gathered."""
+    """All that is known after the pass, whatever statistics were gathered."""
 
     examples: int
     layers: tuple[Layer, ...]
-    """In order of execution; those that never ran come last."""
+    """In order of execution. Layers that never ran come last."""
     head: str | None
-    """The layer whose rows are the classes."""
+    """The layer whose rows are the classes, if there is one."""
     outputs: int | None
-    """Length of the model's output for one example, where that is a vector."""
+    """The length of the model's output for one example, if the output is a vector."""
     weights: Mapping[str, Tensor]
 
 
 class Gatherer(ABC):
     """Adds up one statistic during one pass over the data."""
 
-    def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:  # noqa: B027 (most look at batches alone)
-        """Called whenever a layer runs, with what enters it."""
+    def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:  # noqa: B027 (most look only at batches)
+        """Called whenever a layer runs, with the layer's input x."""
 
-    def add(self, step: Pass) -> None:  # noqa: B027 (some look at layers alone)
+    def add(self, step: Pass) -> None:  # noqa: B027 (some look only at layers)
         """Called after every batch."""
 
     @abstractmethod
     def value(self, found: Found) -> Value:
-        """The statistic, after the pass. Raises NotGathered where there is none."""
+        """The statistic, after the pass. Raises NotGathered if there is no value."""
 
 
 class Carrier(Protocol):
-    """What a check may ask of the upload that carries a statistic."""
+    """The parts of an upload that a check of one of its statistics may read."""
 
     @property
     def client(self) -> str: ...
@@ -109,48 +109,48 @@ class Carrier(Protocol):
 
 
 class Statistic(ABC):
-    """One thing that a client can say of its data."""
+    """One kind of information that a client can send about its data."""
 
     name: ClassVar[str]
     reveals: ClassVar[str]
-    """In plain words, what it can reveal about the data."""
+    """What it can reveal about the data, in plain words."""
     kind: ClassVar[type] = Tensor
-    """Of its parts: Tensor, Spectrum (a `Diagonal` is one too) or Gaussians."""
+    """The type of its parts: Tensor, Spectrum (which includes `Diagonal`) or Gaussians."""
     by_name: ClassVar[bool] = False
-    """Whether the value is a mapping of names to parts."""
+    """Whether the value is a mapping of names to parts. If not, it is a single part."""
     by_default: ClassVar[bool] = False
-    """Whether it is sent unless the client asks for others."""
+    """Whether it is sent if the client does not name any statistics."""
     additive: ClassVar[bool] = False
-    """Whether the value of two data sets together is the sum (`plus`) of their values, as long as nothing is cut."""
+    """Whether the value for two data sets together is the sum (`plus`) of their values, as long as nothing is cut."""
     private: ClassVar[bool] = False
-    """Whether it can be sent with noise; then `of_noisy` makes it."""
+    """Whether it can be sent with noise. Then `of_noisy` makes it."""
 
     @abstractmethod
     def gatherer(self, setting: Setting) -> Gatherer:
-        """What adds it up during the pass."""
+        """A new Gatherer that adds the statistic up during one pass."""
 
     @abstractmethod
     def recipe(self, options: Options) -> str:
-        """How it was made, for the recipe of the upload."""
+        """How the statistic is made, in words for the recipe of the upload."""
 
     def of_noisy(self, sums: NoisySums) -> Value:
-        """The statistic, made of sums that hold noise. Raises NotGathered where there is none."""
+        """The statistic, computed from sums with noise. Raises NotGathered if there is no value."""
         raise NotImplementedError(f"{self.name} cannot be sent with noise")
 
     def check(self, value: Any, carrier: Carrier) -> Any:
-        """The value as an upload holds it. Raises UploadError, with the client's name, where it is unsound."""
+        """The value in the form that an upload holds. Raises UploadError, with the client's name, if it is unsound."""
         return value
 
     def warnings(self, value: Any, carrier: Carrier) -> list[str]:
-        """What the sender should think about first."""
+        """Sentences that the sender should read before sending."""
         return []
 
     def moved(self, value: Any, carrier: Carrier, move: Move) -> Any:
-        """The value after the neurons of one space were carried over."""
+        """The value after a move has permuted or mixed the neurons of one space."""
         return value
 
     def tensors(self, value: Value) -> dict[str, Tensor]:
-        """Everything that leaves the client, by its keys in the file."""
+        """Everything that leaves the client: key in the file -> tensor."""
         return {
             "/".join(filter(None, (self.name, entry, suffix))): tensor
             for entry, part in parts.entries(value).items()
@@ -158,12 +158,12 @@ class Statistic(ABC):
         }
 
     def facts(self, value: Value) -> dict[str, dict[str, tuple[int, ...]]]:
-        """What the header says of it, entry by entry: shapes, which are public."""
+        """What the header says about the value: entry -> shapes by name. Shapes are public."""
         found = {entry: parts.facts(part) for entry, part in parts.entries(value).items()}
         return {entry: facts for entry, facts in found.items() if facts}
 
     def read(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Mapping[str, Any]]) -> Value:
-        """The inverse of `tensors` and `facts`. Raises ValueError or KeyError where the parts do not fit together."""
+        """The inverse of `tensors` and `facts`. Raises ValueError or KeyError if the parts do not fit together."""
         found: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             entry, suffix = self._split(key)
@@ -172,37 +172,39 @@ class Statistic(ABC):
         return value if self.by_name else value[""]
 
     def _split(self, key: str) -> tuple[str, str]:
-        """The name of the entry, and that of the tensor within it."""
+        """Split a key into the name of the entry and the suffix of the tensor."""
         for suffix in parts.SUFFIXES[self.kind]:
             if key.endswith(f"/{suffix}") or not suffix:
                 rest = key.removesuffix(f"/{suffix}") if suffix else key
                 return rest.removeprefix(self.name).removeprefix("/"), suffix
-        raise ValueError(f"{key!r} is no tensor of {self.name}")
+        raise ValueError(f"{key!r} is not a tensor of {self.name}")
 
     def bytes(self, value: Value) -> int:
+        """The size of the value's tensors."""
         return sum(map(parts.size, parts.entries(value).values()))
 
     def on(self, value: Value, device: torch.device) -> Value:
+        """The value on another device."""
         return parts.each(value, lambda part: parts.on(part, device))
 
     def at(self, value: Value, dtype: torch.dtype) -> Value:
-        """With real numbers in another dtype."""
+        """The value in another floating-point dtype."""
         return parts.each(value, lambda part: parts.at(part, dtype))
 
     def spectra(self, value: Value) -> list[Spectrum]:
-        """The matrices that can be cut down. Their energies are compared with each other."""
+        """The matrices that can be cut. If they must fit a size, they all keep the same share of energy."""
         return [spectrum for part in parts.entries(value).values() for spectrum in parts.spectra(part)]
 
     def residual_bytes(self, value: Value) -> int:
-        """What `cut` adds where it keeps variances."""
+        """How many bytes `cut` adds if it keeps variances."""
         return sum(map(parts.residual_bytes, parts.entries(value).values()))
 
     def cut(self, value: Value, rank: Callable[[Spectrum], int], keep_variances: bool = True) -> Value:
-        """The leading directions of every matrix alone."""
+        """Keep only the leading directions of every matrix."""
         return parts.each(value, lambda part: parts.cut(part, rank, keep_variances))
 
     def ranks(self, value: Value) -> dict[str, int]:
-        """Directions kept, by the beginning of the keys of the tensors that hold them."""
+        """Beginning of the keys in the file -> how many directions the tensors with it hold."""
         return {
             "/".join(filter(None, (self.name, entry, prefix))): rank
             for entry, part in parts.entries(value).items()
@@ -210,9 +212,9 @@ class Statistic(ABC):
         }
 
     def plus(self, one: Value, other: Value) -> Value:
-        """The value of both data sets together, of an additive statistic."""
+        """The value for both data sets together. The statistic must be additive."""
         if not self.additive:
-            raise TypeError(f"{self.name} is not additive: what two clients say of it cannot be added")
+            raise TypeError(f"{self.name} must be additive for its values to be added, got one that is not")
         if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
             return parts.plus(parts.entries(one)[""], parts.entries(other)[""])
         return {

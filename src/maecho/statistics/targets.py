@@ -1,6 +1,6 @@
-"""The inputs of the last layer, summed class by class: Σ Yᵀ X with Y the labels as unit rows.
+"""The statistic "targets", the inputs of the last layer summed class by class: Σ Yᵀ X with Y the labels as unit rows.
 
-Beside the Gram matrix Σ Xᵀ X, a ridge regression of the labels on those inputs needs nothing else.
+With this and the Gram matrix Σ Xᵀ X, the labels can be fitted to those inputs by ridge regression.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, O
 
 
 class Targets(Statistic):
-    """[classes, inputs of the last layer]."""
+    """One matrix [classes, inputs of the last layer]."""
 
     name = "targets"
     reveals = (
@@ -72,7 +72,7 @@ class Targets(Statistic):
 
 
 class _Sums(Gatherer):
-    """In float64."""
+    """Sums up the rows of each class, in float64."""
 
     def __init__(self, client: str) -> None:
         self._client = client
@@ -84,7 +84,7 @@ class _Sums(Gatherer):
         self._reason = ""
 
     def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:
-        """Of one batch the last layer counts: that which was first seen last."""
+        """Keep the input of the last layer: the one whose first run comes after the first runs of all others."""
         self._order.setdefault(layer.name)
         if layer.name != next(reversed(self._order)):
             return
@@ -113,12 +113,12 @@ class _Sums(Gatherer):
             return "the model's output is not one row of class scores an example"
         one_row_each = seen is not None and seen[1].dim() == 3 and seen[1].shape[:2] == (1, step.size)
         if seen is None or self._uses != 1 or not one_row_each:
-            return "the last layer is not used once, on one row an example"
+            return "the last layer does not run exactly once, on one row for each example"
         return "" if self._layer in (None, seen[0]) else "the last layer is not the same for every batch"
 
     def value(self, found: Found) -> Tensor:
         if self._reason:
             raise NotGathered(self._reason)
         if self._sums is None or self._layer != found.head:
-            raise NotGathered("the model has no last layer of one row a class")
+            raise NotGathered("the model has no last layer with one row for each class")
         return self._sums.cpu()
