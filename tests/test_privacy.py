@@ -286,7 +286,9 @@ def test_a_client_counts_its_releases_and_keeps_to_its_number() -> None:
     first = client.answer(opening)
     assert torch.equal(client.answer(opening).examples, first.examples), "the number of examples is said once"
     assert client.spent() == (privacy.epsilon(3), privacy.delta)
-    with pytest.raises(UploadError, match=r"ann: the data may be asked 3 time\(s\) at this privacy, got one question"):
+    with pytest.raises(
+        UploadError, match=r"ann: with this privacy the data may be asked 3 time\(s\), got one question"
+    ):
         client.answer(opening)
     with pytest.raises(UploadError, match="ann: what is spent must be counted with privacy, got a client without"):
         RelayClient(network(), batches(), "ann").spent()
@@ -453,12 +455,12 @@ class Folded(nn.Module):
     ("model", "message"),
     [
         (Twice(), "with privacy a layer must run once, got 'layer', which runs 2 times"),
-        (Mixing(), "every example must give a layer rows of its own, .* got 'layer', of which that is not so"),
-        (Positions(), "every example must give a layer rows of its own, .* got 'place'"),
-        (Folded(), "every example must give a layer rows of its own, .* got 'layer'"),
+        (Mixing(), "every example must give a layer rows of its own .* got other rows at 'layer'"),
+        (Positions(), "every example must give a layer rows of its own .* got other rows at 'place'"),
+        (Folded(), "every example must give a layer rows of its own .* got other rows at 'layer'"),
         (
             nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)),
-            "the model must take an example by itself, got an error: Expected more than 1 value per channel",
+            "the model must run on a single example, got an error: Expected more than 1 value per channel",
         ),
     ],
     ids=["twice", "mixing", "positions", "folded", "batch statistics"],

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import maecho
 from maecho import progress
-from maecho.echo.players import Drawing
+from maecho.echo.simulated import Drawing
 from maecho.progress import track
 from support.clients import batches
 from support.clients import network as mlp

@@ -242,7 +242,10 @@ def test_layers_that_cannot_be_compared_are_named() -> None:
     spaces = (Space("one", 12, (Place("one.weight", 0), Place("one.bias", 0), Place("two.weight", 1))),)
     for times, words in (
         ((0.0, 0.0), "space 'one' must hold the outputs of a layer that the network calls as a module"),
-        ((1.0, 2.0), r"layer 'one' must run alike in all networks .*got outputs of \[\d+\] and \[\d+, \d+\] rows"),
+        (
+            (1.0, 2.0),
+            r"layer 'one' must run equally often on equal sizes in all networks, .*got outputs of \[\d+\] and \[\d+, \d+\] rows",
+        ),
     ):
         uploads = [maecho.make_upload(ByHand(t), batches(), f"c{t}-{i}", ["moments"]) for i, t in enumerate(times)]
         with pytest.raises(InputError, match=words):

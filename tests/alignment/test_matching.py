@@ -143,7 +143,7 @@ def test_without_spaces_one_sentence_says_what_to_do(method: str) -> None:
 
     upload = maecho.make_upload(Untraceable(), batches(), "ann")
     with pytest.raises(
-        UploadError, match=r"ann: matching needs the neuron spaces .*got none; pass model= .*or spaces="
+        UploadError, match=r"ann: matching needs the neuron spaces .*got none; give .*as model=.*as spaces="
     ):
         maecho.aggregate([upload], method)
 

@@ -15,7 +15,7 @@ import maecho
 from maecho import RelayServer, make_upload
 from maecho.aggregation import EchoChain
 from maecho.echo.fit import Regression
-from maecho.echo.players import Drawing
+from maecho.echo.simulated import Drawing
 from maecho.synthesis.pseudo import PseudoInputs
 from support.clients import batches, rng
 from support.clients import network as mlp

@@ -12,7 +12,7 @@ from torch import nn
 
 import maecho
 from maecho import RelayClient, RelayServer
-from maecho.echo.players import Drawing
+from maecho.echo.simulated import Drawing
 from maecho.upload.storage import read_about, write_tensors
 from support.clients import batches, rng
 from support.clients import network as mlp

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import maecho
 from maecho import RelayServer, relay
 from maecho.echo.fit import Regression
-from maecho.echo.players import Drawing
+from maecho.echo.simulated import Drawing
 from maecho.lab import data
 from support.clients import Net, batches, rng
 from support.clients import network as mlp

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import maecho
 from maecho import RelayClient, RelayServer, relay
 from maecho.echo import merging
-from maecho.echo.players import Drawing
+from maecho.echo.simulated import Drawing
 from support.clients import Net, batches
 from support.clients import network as mlp
 from support.relays import (

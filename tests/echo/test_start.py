@@ -9,7 +9,7 @@ import torch
 
 import maecho
 from maecho import relay
-from maecho.echo.players import Drawing
+from maecho.echo.simulated import Drawing
 from support.clients import batches, rng
 from support.clients import network as mlp
 from support.relays import (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import maecho
 from maecho.alignment.transport import Alignment
-from maecho.echo import players as drawing
+from maecho.echo import simulated
 from maecho.lab.training import LocalTraining
 from maecho.linalg.gaussians import Gaussians
 from maecho.network.spaces import permute
@@ -149,17 +149,17 @@ def correction(upload: maecho.Upload, ridge: float = 0.0) -> Correction:
     )
 
 
-def test_what_follows_is_fitted_on_more_draws_than_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_of_features_is_fitted_on_more_draws_than_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     upload = maecho.make_upload(network(dtype=torch.float64), batches(dtype=torch.float64), "ann", rank=None)
     seen: list[int] = []
-    reaching = Correction._reaching
+    features_of = Correction._features_of
 
     def counted(self: Correction, net: nn.Module, x: Tensor) -> Tensor:
         seen.append(len(x))
-        return reaching(self, net, x)
+        return features_of(self, net, x)
 
-    monkeypatch.setattr(Correction, "_reaching", counted)
-    correction(upload).map(network(dtype=torch.float64), network(1, dtype=torch.float64))
+    monkeypatch.setattr(Correction, "_features_of", counted)
+    correction(upload).fit_map(network(dtype=torch.float64), network(1, dtype=torch.float64))
     assert sum(seen) == 2 * MAP_DRAWS * 2000, "by both networks"
     assert MAP_DRAWS > 1
 
@@ -178,12 +178,12 @@ def test_layers_of_any_name_travel(tmp_path: Path) -> None:
 
 def test_where_networks_agree_features_follow_as_they_are() -> None:
     upload = maecho.make_upload(network(dtype=torch.float64), batches(dtype=torch.float64), "ann", rank=None)
-    M = correction(upload, 1e-3).map(network(dtype=torch.float64), network(dtype=torch.float64))
+    M = correction(upload, 1e-3).fit_map(network(dtype=torch.float64), network(dtype=torch.float64))
     torch.testing.assert_close(M, torch.eye(9, dtype=torch.float64), rtol=0, atol=1e-8)
 
 
 def test_features_follow_a_linear_change_of_the_network() -> None:
-    """The merged network's features being A f, so they are of features that are exchanged."""
+    """The merged network's features are A f. After the features f are replaced, they still are."""
     own = nn.Sequential(nn.Linear(12, 9), nn.Identity(), nn.Linear(9, 5)).double()
     A = torch.randn(9, 9, generator=rng(3), dtype=torch.float64)
     merged = nn.Sequential(nn.Linear(12, 9), nn.Identity(), nn.Linear(9, 5)).double()
@@ -192,7 +192,7 @@ def test_features_follow_a_linear_change_of_the_network() -> None:
         merged[0].bias.copy_(A @ own[0].bias)
     upload = maecho.make_upload(own, batches(dtype=torch.float64), "ann", rank=None)
     put_right = correction(upload)
-    torch.testing.assert_close(put_right.map(own, merged), A, rtol=0, atol=1e-6)
+    torch.testing.assert_close(put_right.fit_map(own, merged), A, rtol=0, atol=1e-6)
     got: dict[str, list[Tensor]] = {"own": [], "merged": []}
     labels = []
     with put_right.applied(own, merged):
@@ -208,25 +208,27 @@ def test_features_follow_a_linear_change_of_the_network() -> None:
         handle.remove()
     f, h, y = torch.cat(got["own"]), torch.cat(got["merged"]), torch.cat([one for one in labels if one is not None])
     torch.testing.assert_close(h, f @ A.T, rtol=0, atol=1e-5)
-    told = upload.statistics["features"]["2"]
-    for k, label in enumerate(told.classes.tolist()):
-        spread = told.variances[k].sqrt() / (y == label).sum().sqrt()
-        assert bool(((f[y == label].mean(0) - told.means[k]).abs() < 5 * spread).all())
+    uploaded = upload.statistics["features"]["2"]
+    for k, label in enumerate(uploaded.classes.tolist()):
+        spread = uploaded.variances[k].sqrt() / (y == label).sum().sqrt()
+        assert bool(((f[y == label].mean(0) - uploaded.means[k]).abs() < 5 * spread).all())
     assert not own[2]._forward_pre_hooks, "nothing stays behind"
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_follows_is_found_once_a_client_if_there_is_room(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_of_features_is_fitted_once_for_each_client_if_there_is_memory(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uploads = [maecho.make_upload(network(seed), batches(seed), f"{seed}", rank=None) for seed in range(3)]
     found: list[Correction] = []
-    plain, whole = Correction.map, maecho.aggregate(uploads, "echo-chain", model=network(), draws=300)
+    plain, whole = Correction.fit_map, maecho.aggregate(uploads, "echo-chain", model=network(), draws=300)
 
     def counted(self: Correction, own: nn.Module, merged: nn.Module) -> Tensor:
         found.append(self)
         return plain(self, own, merged)
 
-    monkeypatch.setattr(Correction, "map", counted)
-    monkeypatch.setattr(drawing, "KEPT", 3 * 9 * 9 * 4 - (0 if kept else 1))
+    monkeypatch.setattr(Correction, "fit_map", counted)
+    monkeypatch.setattr(simulated, "MAP_MEMORY", 3 * 9 * 9 * 4 - (0 if kept else 1))
     again = maecho.aggregate(uploads, "echo-chain", model=network(), draws=300)
     assert len(found) == (3 if kept else 6), "two layers are behind the features"
     assert all(torch.equal(tensor, whole[name]) for name, tensor in again.items())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import maecho
-from maecho.echo.players import Drawing
+from maecho.echo.simulated import Drawing
 from maecho.linalg import cosines
 from maecho.linalg.gaussians import Gaussians
 from maecho.synthesis import leaves

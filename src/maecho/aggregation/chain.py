@@ -18,8 +18,8 @@ from torch import nn
 
 from maecho.aggregation.method import Guide
 from maecho.echo.fit import Head, Regression
-from maecho.echo.players import Drawing
 from maecho.echo.server import RelayServer
+from maecho.echo.simulated import Drawing
 from maecho.network.attention import copied
 from maecho.synthesis.pseudo import Noise
 from maecho.upload.cohort import Cohort

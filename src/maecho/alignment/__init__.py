@@ -1,1 +1,1 @@
-"""The neurons of several networks brought into one order."""
+"""Brings the neurons of several networks into one order."""

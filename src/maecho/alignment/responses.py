@@ -1,10 +1,10 @@
-"""How far apart the neurons of two networks are by what they give out on the same inputs.
+"""Measures how far apart the neurons of two networks are, by their outputs on the same inputs.
 
-    D_ab = ‖z_a − z'_b‖,   z_a: what neuron a gives out before its activation, over all inputs and places
+    D_ab = ‖z_a − z'_b‖,   z_a: the outputs of neuron a before its activation, over all inputs and places
 
-Each client's own data give its neurons other samples, which cannot be compared one by one; so the server draws common
-inputs from what all clients told of theirs and runs both networks on them. A neuron's responses do not depend on the
-order of the neurons before it: no map has to be carried on for these distances. Sums alone are kept.
+The clients' own data are different samples, so outputs on them cannot be compared one by one. Therefore the server
+draws common inputs from the moments of all clients and runs both networks on them. The outputs of a neuron do not
+depend on the order of the neurons before it. So these distances need no maps of earlier layers. Only sums are kept.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 CHUNK = 64
-"""Inputs that run at a time: what all layers give out for them is held."""
+"""How many inputs run at a time. The outputs of all layers for them are held in memory."""
 
 
 def common_inputs(
     uploads: Sequence[Upload], probes: int, seed: int, dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, PseudoInputs]]:
-    """Inputs by whose moments they are drawn from: `probes` shared out by examples, at least one for every Gaussian.
+    """Draw common inputs from the moments of all clients: pairs of a client's name and the inputs drawn for it.
 
-    The same ones whatever the order of the uploads.
+    A client gets its part of the `probes` by its examples, and every Gaussian at least one. The order of the uploads
+    does not matter.
     """
     everyone = sum(upload.examples for upload in uploads)
     found = []
@@ -51,15 +52,15 @@ def common_inputs(
 
 
 class Responses:
-    """The reference's network, with which others are compared.
+    """Compares the neurons of clients with those of a reference client.
 
     Args:
-        model: of the architecture, its own weights being of no matter. Left as it is.
-        reference: whose neurons the others' are compared with.
-        uploads: of all clients, from whose moments the inputs are drawn.
-        spaces: whose neurons are compared.
-        probes: how many inputs.
-        seed: of the draws.
+        model: a network of the clients' architecture, any weights. It is not changed.
+        reference: the upload of the reference client.
+        uploads: the uploads of all clients. Common inputs are drawn from their moments.
+        spaces: the neuron spaces to compare.
+        probes: how many inputs to draw.
+        seed: the seed of the draws.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Responses:
         seed: int,
     ):
         tensors = list(reference.weights.values())
-        dtype = torch.float32  # or what the uploads have, if it is finer
+        dtype = torch.float32  # or the uploads' dtype, if that is finer
         for tensor in tensors:
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
         theirs = copied(model).to(tensors[0].device, dtype)
@@ -81,7 +82,7 @@ class Responses:
         self._spaces, self._inputs = spaces, common_inputs(uploads, probes, seed, dtype)
 
     def distances(self, upload: Upload) -> list[Float[Tensor, "own theirs"]]:
-        """Of the upload's neurons from the reference's, for every space."""
+        """For every space, the distances between the upload's neurons and the reference's."""
         self._pair.own.load_state_dict(upload.state_dict())
         squares: list[Tensor | None] = [None] * len(self._spaces)
         with slow_path(), self._pair.watching():
@@ -95,8 +96,8 @@ class Responses:
         for space, total in zip(self._spaces, squares, strict=True):
             if total is None:
                 raise InputError(
-                    f"space {space.name!r} must hold the outputs of a layer that the network calls as a module for its "
-                    "neurons' activations to be compared, got none; use metric='weights'"
+                    f"space {space.name!r} must hold the outputs of a layer that the network calls as a module, so "
+                    "that the activations of its neurons can be compared, got none; use metric='weights'"
                 )
             if not total.isfinite().all():
                 raise UploadError(
@@ -107,7 +108,7 @@ class Responses:
         return found
 
     def _runs(self) -> Iterator[None]:
-        """Both networks on all common inputs, a chunk at a time."""
+        """Run both networks on all common inputs, chunk by chunk."""
         for client, inputs in self._inputs:
             for _ in forward(self._pair, inputs, client, progress=False):
                 yield
@@ -115,7 +116,8 @@ class Responses:
 
 
 class _Pair(nn.Module):
-    """Two networks of one architecture on the same inputs, and what the layers that feed the spaces gave out."""
+    """Runs two networks of one architecture on the same inputs, and keeps the outputs of the layers whose outputs are
+    neurons of the spaces."""
 
     def __init__(self, own: nn.Module, theirs: nn.Module, spaces: Sequence[Space]):
         super().__init__()
@@ -133,7 +135,7 @@ class _Pair(nn.Module):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, what the layers give out is kept until `forget`."""
+        """Inside, the outputs of these layers are kept until `forget`."""
         names = list(dict.fromkeys(name for feeding in self._feeding for name in feeding))
         with contextlib.ExitStack() as stack:
             for network in (self.own, self.theirs):
@@ -142,7 +144,7 @@ class _Pair(nn.Module):
 
     def _keeper(self, network: nn.Module) -> After:
         def keep(name: str, module: nn.Module, x: Tensor, z: Tensor) -> None:
-            # A copy: an activation after it may work in place.
+            # A copy, since the activation after the layer may work in place.
             self._seen.setdefault((network, name), []).append(kinds.output_rows(module, z.detach()).clone())
 
         return keep
@@ -152,22 +154,24 @@ class _Pair(nn.Module):
         self.theirs(x)
 
     def forget(self) -> None:
+        """Drop the outputs that were kept."""
         self._seen.clear()
 
     def outputs(self, space: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """[neurons, inputs · places] of both, for every call of every layer that feeds the space."""
+        """The outputs of both networks, [neurons, inputs · places], for every call of every layer of this space."""
         for name in self._feeding[space]:
             calls = [self._seen.get((network, name), []) for network in (self.own, self.theirs)]
             rows = [[z.shape[1] for z in seen] for seen in calls]
             if rows[0] != rows[1]:
                 raise InputError(
-                    f"layer {name!r} must run alike in all networks for its activations to be compared, got outputs of "
-                    f"{rows[1]} and {rows[0]} rows; use metric='weights'"
+                    f"layer {name!r} must run equally often on equal sizes in all networks, so that its activations can "
+                    f"be compared, got outputs of {rows[1]} and {rows[0]} rows; use metric='weights'"
                 )
             for own, theirs in zip(*calls, strict=True):
                 yield own.mT.reshape(size, -1), theirs.mT.reshape(size, -1)
 
 
 def _squares(own: Float[Tensor, "a n"], theirs: Float[Tensor, "b n"]) -> Float[Tensor, "a b"]:
+    """The squared distance of every row of one from every row of the other."""
     own, theirs = own.double(), theirs.double()
     return own.square().sum(1, keepdim=True) + theirs.square().sum(1) - 2 * own @ theirs.T

@@ -1,15 +1,14 @@
-"""Neurons of several networks brought into one order: uploads -> uploads.
+"""Brings the neurons of several uploads into one order, that of a reference client: uploads -> uploads.
 
-Layer after layer in order of execution, a client's neurons are matched to those of a reference client by optimal
-transport between their incoming weights,
+It goes through the layers in order of execution. In each it matches a client's neurons to those of the reference by
+optimal transport between their incoming weights (Singh and Jaggi, NeurIPS 2020):
 
     min_T  Σ_ab T_ab ‖w_a − w'_b‖    s.t. T 1 = 1/n, Tᵀ 1 = 1/n, T ≥ 0
 
-(Singh and Jaggi, NeurIPS 2020), the maps of the layers before being carried on to their inputs. Exact transport of
-uniform masses is a permutation; entropic transport is a soft one. Weights, biases and statistics all move together:
-what was x becomes M x, so W becomes W Mᵀ on its inputs and P becomes M P Mᵀ. The last layer keeps its order: its rows
-are classes. Instead of incoming weights, neurons may be compared by what they give out on common inputs
-(`responses.py`).
+Before that, the maps of earlier layers are applied to the layer's inputs. Exact transport of uniform masses is a
+permutation; entropic transport is a soft one. Weights, biases and statistics all move together: x becomes M x, so the
+W that reads x becomes W Mᵀ, and P becomes M P Mᵀ. The last layer keeps its order, since its rows are classes. Neurons
+may also be compared by their outputs on common inputs (`responses.py`).
 """
 
 from __future__ import annotations
@@ -38,22 +37,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How neurons are matched.
+    """Matches the neurons of clients to those of a reference client.
 
     Args:
         transport: "emd" (exact, a permutation) or "sinkhorn" (entropic).
-        regularisation: of the entropic transport, as a share of the mean cost.
-        reference: the client whose order all others take: "largest" (most examples), or its name.
-        metric: neurons are compared by their incoming "weights", or by their "activations": what they give out, before
-            the nonlinearity, on common inputs drawn from all uploads' moments. Needs `model` and the moments. Neither
-            divides scales out: of a ReLU network whose neuron a takes c times its weights in and 1/c times out, which
-            is the same function, a is |c − 1| ‖z_a‖ away from its equal, but later layers see no change in their
-            activations, whereas their incoming weights are others.
-        probes: how many common inputs, shared out by examples (at least one for every Gaussian of every client).
-        seed: of their draws.
-        spaces: which axes are the same neurons, where the clients could not trace their network.
-        model: a network of this architecture, any weights, to derive the spaces from if the uploads do not carry them,
-            and to run for activations. Left as it is.
+        regularisation: the strength of the entropic transport, relative to the mean cost.
+        reference: the client whose order all others take: "largest" (most examples), or a client's name.
+        metric: neurons are compared by their incoming "weights", or by their "activations": their outputs before the
+            nonlinearity, on common inputs drawn from all uploads' moments. Activations need `model` and the moments.
+            Neither metric removes scales. Suppose a neuron a of a ReLU network has its incoming weights times c and its
+            outgoing weights times 1/c. Then the network computes the same, but by activations a is |c − 1| ‖z_a‖ away
+            from the neuron that it equals. The activations of later layers do not change, but their incoming weights
+            do.
+        probes: how many common inputs to draw. A client's part follows from its examples, and every Gaussian of every
+            client gets at least one.
+        seed: the seed of the draws.
+        spaces: the neuron spaces (which axes are the same neurons), if the clients could not trace their network.
+        model: a network of this architecture, any weights. The spaces are derived from it if the uploads do not carry
+            them, and it is run for activations. It is not changed.
     """
 
     _name: ClassVar[str] = "ot"
@@ -80,7 +81,7 @@ class Alignment:
         return frozenset({"moments"} if self.metric == "activations" else ())
 
     def align(self, uploads: Sequence[Upload]) -> list[Upload]:
-        """The same clients, all in the order of the reference."""
+        """The same uploads, with their neurons in the order of the reference."""
         given = list(uploads)
         spaces = self._spaces(given)
         if self.reference == "largest":
@@ -92,13 +93,14 @@ class Alignment:
             reference = found
         responses = None
         if self.metric == "activations":
-            Cohort(given, self._for_metric, self._name)  # says which upload has no moments
+            Cohort(given, self._for_metric, self._name)  # raises an error if an upload has no moments
             network = skeleton(self.model, reference, self._name, "with metric='activations' runs it")
             responses = Responses(network, reference, given, spaces, self.probes, self.seed)
         return [u if u is reference else self._to(reference, u, spaces, responses) for u in given]
 
     def _spaces(self, uploads: Sequence[Upload]) -> Spaces:
-        """As given, or as the largest client that could trace its network found them, or as the model has them."""
+        """The spaces given; if there are none, those of the largest client that could trace its network; if there are
+        none either, those of the model."""
         largest = sorted(uploads, key=lambda upload: (-upload.examples, upload.client))
         upload = largest[0]
         spaces = self.spaces or next((one.spaces for one in largest if one.spaces is not None), None)
@@ -106,8 +108,8 @@ class Alignment:
             spaces = derive(self.model)
         if spaces is None:
             raise UploadError(
-                f"{upload.client}: matching needs the neuron spaces of the architecture, got none; pass model= a "
-                "network of this architecture, or spaces="
+                f"{upload.client}: matching needs the neuron spaces of the architecture, got none; give a network of "
+                "this architecture as model=, or the spaces as spaces="
             )
         check(spaces, upload.weights)
         return spaces
@@ -128,7 +130,7 @@ class Alignment:
         return replace(aligned, recipe={**upload.recipe, "aligned_to": reference.client})
 
     def _match(self, cost: Float[Tensor, "own theirs"]) -> Float[Tensor, "theirs own"]:
-        """M: row a says of which own neurons the reference's neuron a is made."""
+        """The map M. Row a holds the weights with which own neurons are mixed into the neuron a of the reference."""
         try:
             import ot
         except ImportError as error:
@@ -140,7 +142,7 @@ class Alignment:
         if self.transport == "emd":
             plan = torch.from_numpy(ot.emd(mass, mass, costs))
             order = plan.argmax(0)
-            # A vertex of the polytope of uniform masses is a permutation; round-off must not make it anything else.
+            # Exact transport of uniform masses is a permutation. This removes round-off from it.
             M = torch.eye(n, dtype=torch.float64)[order] if len(order.unique()) == n else n * plan.T
             return M.to(cost.device)
         strength = self.regularisation * max(float(cost.mean()), 1e-12)
@@ -151,7 +153,7 @@ class Alignment:
 def rows_of(
     network: Sequence[Layer], weights: Mapping[str, Tensor], space: Space, open_axes: set[tuple[str, int]]
 ) -> Float[Tensor, "neurons features"]:
-    """Incoming weights of the neurons, from those layers whose own inputs are in order already."""
+    """The incoming weights of the neurons of a space, from all layers whose own inputs are in order already."""
     layers = {layer.weight: layer for layer in network}
     found: list[Tensor] = []
     waiting: list[Tensor] = []
@@ -163,13 +165,13 @@ def rows_of(
         (waiting if (place.tensor, 1 - place.axis) in open_axes else found).append(rows)
     if not (found or waiting):
         raise InputError(
-            f"space {space.name!r} must hold the outputs of a layer for its neurons to be compared, got none"
+            f"space {space.name!r} must hold the outputs of a layer, so that its neurons can be compared, got none"
         )
     return torch.cat(found or waiting, 1)
 
 
 def moved(upload: Upload, move: Move) -> Upload:
-    """The upload with the neurons of one space carried over, wherever they occur."""
+    """The upload after a move: the neurons of one space are mapped wherever they occur."""
     weights = dict(upload.weights)
     for place in move.space.places:
         weights[place.tensor] = move.carry(weights[place.tensor], place)

@@ -1,8 +1,9 @@
-"""How a relay client keeps its promise of privacy: what it says is bounded, noisy and counted.
+"""Keeps a relay client's promise of privacy: all that it sends is bounded, noisy and counted.
 
-The number of examples weighs the client's weights. It is a noisy sum like the others, released with the first answer
-and the same ever after. If it were public, neighbouring data sets would have to be of one size, with one example
-exchanged for another. That is twice the change, and twice the noise on everything for the sake of one number.
+The number of examples decides how much the client's weights count. It is a noisy sum like the others. It is released
+with the first answer and stays the same from then on. If it were public, neighbouring data sets would need to have the
+same size, with one example replaced by another. A replaced example changes the sums twice as much, so every sum would
+need twice the noise, only to keep one number exact.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from maecho.network.units import network
 from maecho.privacy import Privacy
 
 ALIKE = 1e-3
-"""How far apart two rows may be, relative to their size, if only round-off tells them apart."""
+"""Two rows that differ by no more than this, relative to their size, count as equal up to round-off."""
 
 
 class PrivacyLedger:
@@ -30,7 +31,7 @@ class PrivacyLedger:
     Args:
         privacy: the promise.
         client: its name, for errors.
-        released: how often the same data were released before, an upload being one release.
+        released: how many releases of the same data there were before. An upload is one release.
     """
 
     def __init__(self, privacy: Privacy, client: str, released: int = 0):
@@ -39,22 +40,22 @@ class PrivacyLedger:
         self._checked = False
 
     def check_allowed(self) -> None:
-        """Raises UploadError once everything that was allowed is released."""
+        """Raise UploadError if no further release is allowed."""
         most = self.privacy.releases
         if most is not None and self.released >= most:
             raise UploadError(
-                f"{self.client}: the data may be asked {most} time(s) at this privacy, got one question more"
+                f"{self.client}: with this privacy the data may be asked {most} time(s), got one question more"
             )
 
     def release(
         self, count: int, sums: Mapping[str, Mapping[str, Tensor]]
     ) -> tuple[float, dict[str, dict[str, Tensor]]]:
-        """The number of examples and every unit's sums, with noise.
+        """The number of examples and the sums of every unit, with noise.
 
-        The sums of a unit also get "noise", the variance of the noise on an entry of the gram. It is no secret, and it
-        tells the server how far to believe the sums.
+        The sums of a unit also get an entry "noise": the variance of the noise on an entry of the gram. It is not
+        secret. It tells the server how accurate the sums are.
         """
-        # No "outputs": they are for layers between the first and the last, of which no sums by label are taken.
+        # "outputs" are left out: they are for layers before the head, which get no sums by class with privacy.
         sums = {unit: {part: t for part, t in found.items() if part != "outputs"} for unit, found in sums.items()}
         k = sum(map(len, sums.values())) + (self._examples is None)
         if k:
@@ -70,8 +71,11 @@ class PrivacyLedger:
         return self._examples, out
 
     def check_network(self, model: nn.Module, batches: Iterable[Any]) -> None:
-        """Raises UploadError unless every layer has the examples on its first axis and no example's rows depend on
-        another example: otherwise no bound on one example means anything. This is tried out on two examples."""
+        """Raise UploadError unless every layer has the examples on its first axis, and no example's rows depend on
+        another example. Otherwise one example could change the rows of others, without any bound.
+
+        Two examples are used for this test.
+        """
         if self._checked:
             return
         few = _few(parts(batch, self.client)[0] for batch in batches)
@@ -83,7 +87,7 @@ class PrivacyLedger:
                 alone = _seen(model, _cut(few, i, i + 1))
             except (RuntimeError, ValueError) as error:
                 raise UploadError(
-                    f"{self.client}: with privacy the model must take an example by itself, got an error: "
+                    f"{self.client}: with privacy the model must run on a single example, got an error: "
                     f"{' '.join(str(error).split())}"
                 ) from error
             for name, calls in together.items():
@@ -94,14 +98,14 @@ class PrivacyLedger:
                     )
                 if not (len(alone.get(name, ())) == 1 and _same(calls[0][i : i + 1], alone[name][0])):
                     raise UploadError(
-                        f"{self.client}: with privacy every example must give a layer rows of its own, first axis "
-                        f"first, whatever the others are, got {name!r}, of which that is not so"
+                        f"{self.client}: with privacy every example must give a layer rows of its own on the first "
+                        f"axis, whatever the other examples are, got other rows at {name!r}"
                     )
         self._checked = True
 
 
 def _few(inputs: Iterable[Any]) -> Any:
-    """Two examples of one batch, or one if no batch has two."""
+    """Two examples of one batch, or one if no batch has two. None if there is no example."""
     single = None
     for x in inputs:
         if examples(x) > 1:
@@ -112,12 +116,14 @@ def _few(inputs: Iterable[Any]) -> Any:
 
 
 def _cut(x: Any, start: int, end: int) -> Any:
+    """The examples from `start` to `end` of a batch of inputs."""
     if isinstance(x, Mapping):
         return {key: value[start:end] if isinstance(value, Tensor) else value for key, value in x.items()}
     return x[start:end]
 
 
 def _same(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are equal up to round-off."""
     if x.shape != y.shape:
         return False
     x, y = x.double(), y.double()
@@ -125,7 +131,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 
 def _seen(model: nn.Module, inputs: Any) -> dict[str, list[Tensor]]:
-    """What reaches each layer, call by call; modules that share a weight are one layer."""
+    """The inputs of each layer, call by call. Modules that share a weight count as one layer."""
     found: dict[str, list[Tensor]] = {}
     layers = {name: unit.name for unit in network(model).values() for name in unit.modules}
 

@@ -1,7 +1,7 @@
 """Sums over one client's data for a stage of the merged network.
 
-h is the merged network's input to a unit, z is what the client's own unit gives out for the same sample. The sums are
-Σ h hᵀ and Σ z hᵀ. Both networks run on every batch, only as far as the stage reaches.
+h is the merged network's input to a unit. z is the output of the client's own unit for the same sample. The sums are
+Σ h hᵀ and Σ z hᵀ. Both networks run on every batch, but no further than the end of the stage.
 """
 
 from __future__ import annotations
@@ -22,38 +22,40 @@ from maecho.network.hooks import Enough, ending_early, watching
 from maecho.network.units import Unit
 
 Limit = Callable[[Tensor, Tensor], Tensor]
-"""Bounds what one example can add: from its rows [g, examples, places, in] and [g, examples, places, out], the factor
-[examples] by which it multiplies all of them."""
+"""Limits what one example can add to the sums. It takes the rows [g, examples, places, in] and [g, examples, places,
+out], and gives the factors [examples] that scale each example's rows."""
 
 
 @dataclass
 class Sums:
-    """Of one unit so far, in float64."""
+    """The sums of one unit so far, in float64."""
 
     gram: Tensor | None = None
-    """Σ h hᵀ [g, d, d], or of one-hot rows the counts [1, 1, d]."""
+    """Σ h hᵀ [g, d, d]. For one-hot rows it is the counts [1, 1, d]."""
     cross: Tensor | None = None
     """Σ z hᵀ [g, o, d]."""
     labels: Tensor | None = None
-    """Σ y hᵀ [classes, d] with y the label as a unit row."""
+    """Σ y hᵀ [classes, d]. y is the label as a unit row."""
     outputs: Tensor | None = None
     """Σ y zᵀ [classes, o]."""
     counts: Tensor | None = None
-    """Examples by class."""
+    """The number of examples of each class."""
 
     def add(self, **parts: Tensor) -> None:
+        """Add to sums, by their names."""
         for name, part in parts.items():
             before = getattr(self, name)
             setattr(self, name, part if before is None else before.add_(part))
 
     def tensors(self) -> dict[str, Tensor]:
+        """All sums that there are, by name, on the CPU."""
         found = {name: getattr(self, name) for name in ("gram", "cross", "labels", "outputs", "counts")}
         return {name: tensor.cpu() for name, tensor in found.items() if tensor is not None}
 
 
 @dataclass
 class Observed:
-    """All that one pass over a client's data gave."""
+    """The result of one pass over a client's data."""
 
     examples: int = 0
     units: dict[str, Sums] = field(default_factory=dict)
@@ -72,8 +74,21 @@ def observe(
     limit: Limit | None = None,
     progress: bool | None = None,
 ) -> Observed:
-    """One pass. `calls` says how often each module runs, for the pass to end early; the units of
-    `layers_with_labels` also sum by class, where there are labels (below `classes`) and an example is one row."""
+    """Pass over a client's data once and sum up.
+
+    Args:
+        own: the client's own network.
+        merged: the merged network so far.
+        units: the units of the stage.
+        batches: the client's data.
+        client: the client's name, for errors.
+        layers_with_labels: names of units that also get sums by class, if all examples have labels and each example
+            gives the unit one row.
+        classes: labels must be below this number.
+        calls: how often each module runs. With it a pass ends as soon as all units have run.
+        limit: limits what one example can add, for privacy.
+        progress: a progress bar: True, False, or None for one on a terminal if it takes long.
+    """
     observed = Observed(units={unit.name: Sums() for unit in units})
     pair = _Pair(own, merged, units, calls or {})
     labelled = True
@@ -106,7 +121,7 @@ def observe(
                 _add(observed.units[unit.name], unit, merged.get_submodule(module), x, z, y, limit)
     if not observed.examples:
         raise UploadError(f"{client}: the batches must hold at least one example, got none")
-    if not labelled:  # labels of some are no use beside sums over all
+    if not labelled:  # sums by class over some examples do not go with sums over all
         for sums in observed.units.values():
             sums.labels = sums.outputs = sums.counts = None
     return observed
@@ -115,11 +130,12 @@ def observe(
 def _add(
     sums: Sums, unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
 ) -> None:
-    """A piece at a time."""
+    """Add one call of a unit to its sums, piece by piece, to save memory."""
     if kinds.unbatched(module, x):
         x, z = x.unsqueeze(0), z.unsqueeze(0)
     if not (unit.bias or unit.diagonal):
-        # Modules that share a weight may have biases of their own: those are averaged, and the weight fits the rest.
+        # Modules that share a weight may each have a bias. Biases are then averaged, and the weight is fitted to z
+        # without them.
         z = kinds.without_bias(module, z)
     at_once = kinds.examples_at_once(module, x)
     for at in range(0, len(x), at_once):
@@ -154,21 +170,24 @@ def _add_rows(
 
 
 def _factor(limit: Limit, h: Tensor, t: Tensor, examples: int) -> Tensor:
-    """One number a row, the same for all rows of an example."""
+    """The limit's factors, one for each row. All rows of an example get the same one."""
     if h.shape[1] % examples:
-        raise UploadError("with privacy every example must give a layer the same number of rows, got otherwise")
+        raise UploadError(
+            "with privacy every example must give a layer the same number of rows, got "
+            f"{h.shape[1]} rows of {examples} examples"
+        )
     places = h.shape[1] // examples
     return limit(h.unflatten(1, (examples, places)), t.unflatten(1, (examples, places))).repeat_interleave(places)
 
 
 def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
-    """Rows [..., n, d] times one number each; 0 times infinity is 0."""
+    """Rows [..., n, d], each times its own factor. Here 0 times infinity is 0."""
     factor = factor.unsqueeze(-1)
     return torch.where(factor > 0, rows * factor, torch.zeros_like(rows))
 
 
 class _Pair(nn.Module):
-    """A client's network and the merged one, run on the same inputs as far as a stage reaches."""
+    """Runs a client's network and the merged one on the same inputs, up to the end of a stage."""
 
     def __init__(self, own: nn.Module, merged: nn.Module, units: Sequence[Unit], calls: Mapping[str, int]):
         super().__init__()
@@ -184,7 +203,7 @@ class _Pair(nn.Module):
         starts = {name: unit.name for unit in self.units for name in unit.modules}
 
         def leave(name: str, module: nn.Module, x: Tensor, z: Tensor) -> None:
-            outputs[ends[name]].append(z.detach().clone())  # what comes after may write into it
+            outputs[ends[name]].append(z.detach().clone())  # the next module may write into z
             self._stop_when_done(outputs)
 
         def enter(name: str, module: nn.Module, x: Tensor) -> None:
@@ -200,6 +219,7 @@ class _Pair(nn.Module):
         return {"own": outputs, "merged": inputs}
 
     def _stop_when_done(self, found: Mapping[str, list[Any]]) -> None:
-        """A module that runs more than once may run more often on other inputs: then nothing is cut short."""
+        """End the pass once every unit has run. If a module runs more than once, the pass goes to its end, since the
+        module may run more often on other inputs."""
         if all(len(found[u.name]) == 1 and all(self.calls.get(n) == 1 for n in u.modules) for u in self.units):
             raise Enough

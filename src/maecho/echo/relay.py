@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from maecho.echo.client import RelayClient
 from maecho.echo.fit import Regression
-from maecho.echo.players import Drawing
 from maecho.echo.rounds import Rounds
 from maecho.echo.server import RelayServer
+from maecho.echo.simulated import Drawing
 from maecho.errors import UploadError
 from maecho.privacy import Privacy
 from maecho.progress import track

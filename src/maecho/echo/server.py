@@ -19,8 +19,8 @@ from maecho.echo import rounds as schedule
 from maecho.echo.fit import Regression
 from maecho.echo.merging import MergedNetwork
 from maecho.echo.messages import Answer, Opening, Question, add_up
-from maecho.echo.players import Drawing, SimulatedClients
 from maecho.echo.rounds import Rounds
+from maecho.echo.simulated import Drawing, SimulatedClients
 from maecho.echo.state import (
     DRAWN,
     REAL,

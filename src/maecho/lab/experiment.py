@@ -10,7 +10,7 @@ from typing import Any
 
 from maecho.aggregation import EchoChain, choose, gathered_for
 from maecho.echo.fit import Regression
-from maecho.echo.players import Drawing
+from maecho.echo.simulated import Drawing
 from maecho.errors import InputError
 from maecho.lab.training import LocalTraining
 

@@ -1,1 +1,1 @@
-"""Inputs made by the server: drawn from moments, painted, or generated. Nobody's data."""
+"""Inputs that the server makes itself: drawn from moments, painted, or generated. They are nobody's data."""

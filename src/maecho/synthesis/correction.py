@@ -1,14 +1,14 @@
-"""Corrects drawn inputs at a layer of whose features the client has uploaded moments.
+"""Corrects the features of drawn inputs at one layer, with the moments of real features that the client has uploaded.
 
-Inputs drawn by mean and covariance are no pictures, and a network's features of them are not those of pictures: f, the
-client's features of a drawn input, have neither the mean nor the spread of its real ones. So f is exchanged for f'
-drawn from the uploaded moments, and the merged network's features h of the same input follow:
+Inputs drawn from a mean and a covariance are not real pictures. So the client's features f of a drawn input have
+neither the mean nor the spread of its real features. They are replaced by f', drawn from the uploaded moments. The
+features h that the merged network has for the same input are changed to fit:
 
     h' = h + M (f' − f),   M = D + (Σ h fᵀ − D Σ f fᵀ)(Σ f fᵀ + εI)⁻¹
 
-with sums over drawn inputs, centred. D has one number a feature; M is D where the two networks agree neuron by neuron.
-The part of h that does not depend on f stays as it was drawn. M is as wide as the layer, so it needs more draws than
-the layers themselves, and then little ridge.
+The sums are centred and run over drawn inputs. D is diagonal. If the two networks agree neuron by neuron, M is D. The
+part of h that does not depend on f stays as it was drawn. M is as wide as the layer. So fitting it takes more draws
+than fitting the layers, and with more draws it needs less ridge.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 
 MAP_DRAWS = 4
-"""How many times as many inputs are drawn for M as for the layers."""
+"""Fitting M takes this many times the draws of the layers."""
 MAP_RIDGE = 0.1
-"""The ridge of M, as a share of the ridge of the layers."""
+"""The ridge for M is this share of the ridge for the layers."""
 
 
 class Correction:
-    """Drawn inputs of one client, which can be read any number of times. Inside `applied` their features are corrected.
+    """Drawn inputs of one client. They can be read any number of times. Inside `applied` their features are corrected.
 
     Args:
-        inputs: drawn from moments of the raw inputs.
+        inputs: inputs drawn from the moments of the raw inputs.
         layer: the layer whose inputs are the features.
-        features: moments of the features.
-        seed: of the features that are drawn.
-        ridge: as of Regression.
-        follow: M, if it is known already.
+        features: the moments of the features.
+        seed: the seed for drawing features.
+        ridge: the ridge of the layers, as in Regression.
+        feature_map: M, if it is known already.
         progress: whether to show a bar while M is fitted.
     """
 
@@ -59,10 +59,10 @@ class Correction:
         features: Gaussians,
         seed: int,
         ridge: float,
-        follow: Float[Tensor, "d d"] | None = None,
+        feature_map: Float[Tensor, "d d"] | None = None,
         progress: bool | None = False,
     ):
-        self.layer, self.follow = layer, follow
+        self.layer, self.feature_map = layer, feature_map
         self._inputs, self._features, self._seed, self._ridge = inputs, features, seed, ridge
         self._groups = {label: k for k, label in enumerate(features.classes.tolist())}
         self._rng = torch.Generator()
@@ -80,38 +80,39 @@ class Correction:
 
     @contextlib.contextmanager
     def applied(self, own: nn.Module, merged: nn.Module) -> Iterator[None]:
-        """Inside, every drawn input that runs through a client's network and then through the merged one."""
-        if self.follow is None:
-            self.follow = self.map(own, merged).to(self._inputs.dtype)
-        follow = self.follow.mT
-        moved = torch.zeros(0)
+        """Inside, the features of every drawn input are corrected. The input must run through the client's own network
+        first, and then through the merged one."""
+        if self.feature_map is None:
+            self.feature_map = self.fit_map(own, merged).to(self._inputs.dtype)
+        transposed = self.feature_map.mT
+        difference = torch.zeros(0)
 
         def redraw(name: str, module: nn.Module, f: Tensor) -> Tensor:
-            nonlocal moved
+            nonlocal difference
             drawn = draw(self._features, self._groups[self._label], len(f), self._rng, f.dtype).to(f.device)
-            moved = drawn - f
+            difference = drawn - f
             return drawn
 
         def correct(name: str, module: nn.Module, h: Tensor) -> Tensor:
-            return h + moved @ follow
+            return h + difference @ transposed
 
         with watching(own, [self.layer], redraw), watching(merged, [self.layer], correct):
             yield
 
     @torch.no_grad()
-    def map(self, own: nn.Module, merged: nn.Module) -> Float[Tensor, "d d"]:
-        """M. What comes before the layer must be settled."""
+    def fit_map(self, own: nn.Module, merged: nn.Module) -> Float[Tensor, "d d"]:
+        """Fit M. All layers before this one must have their final weights."""
         n, sums, gram, cross = 0, [torch.zeros(0)] * 2, torch.zeros(0), torch.zeros(0)
         more = replace(self._inputs, draws=MAP_DRAWS * self._inputs.draws)
         for x, _ in track(more, f"features at {self.layer}", show=self._progress):
-            f, h = (self._reaching(network, x) for network in (own, merged))
+            f, h = (self._features_of(network, x) for network in (own, merged))
             if not n:
                 d = f.shape[1]
                 sums = [f.new_zeros(d, dtype=torch.float64) for _ in "fh"]
                 gram, cross = f.new_zeros(2, d, d, dtype=torch.float64)
             n += len(f)
             sums = [sums[0] + f.sum(0, dtype=torch.float64), sums[1] + h.sum(0, dtype=torch.float64)]
-            # Products of a chunk in the network's own precision: what draws leave open is far more than that.
+            # Products of a chunk have the network's own precision: the error of random draws is far larger.
             gram += f.mT @ f
             cross += h.mT @ f
         gram -= torch.outer(sums[0], sums[0]) / n
@@ -122,7 +123,8 @@ class Correction:
         gap = (cross - same[:, None] * gram).unsqueeze(0)
         return same.diag() + total.plus_identity(total.ridge(MAP_RIDGE * self._ridge, n)).divide(gap)[0]
 
-    def _reaching(self, network: nn.Module, x: Tensor) -> Tensor:
+    def _features_of(self, network: nn.Module, x: Tensor) -> Tensor:
+        """The inputs of the layer in this network."""
         found: list[Tensor] = []
 
         def keep(name: str, module: nn.Module, features: Tensor) -> None:

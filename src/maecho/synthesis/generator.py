@@ -1,4 +1,4 @@
-"""What DENSE trains its student on: a generator from noise to inputs, the clients as one teacher, and their losses.
+"""The parts that DENSE trains its student with: a generator of inputs, the clients as one teacher, and the losses.
 
 Nothing here knows uploads or files.
 """
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 NOISE = 256
-"""Numbers that an input is generated from, as in the release."""
+"""How many random numbers an input is generated from, as in the release."""
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 class Generator(nn.Module):
-    """Noise to inputs of one shape: convolutions for images [channels, height, width], an MLP for everything else.
+    """Turns noise into inputs of one shape, by convolutions for images [channels, height, width], else by an MLP.
 
     Args:
-        shape: of one input.
-        width: channels before the image; an MLP has eight times as many neurons.
-        output: what stands at the end and brings the numbers into the range of the data.
-        rng: decides the initial weights; a generator on the CPU.
+        shape: the shape of one input.
+        width: the number of channels before the image. An MLP has eight times as many neurons.
+        output: the last module. It brings the numbers into the range of the data.
+        rng: the source of the initial weights, a generator on the CPU.
     """
 
     def __init__(self, shape: tuple[int, ...], width: int, output: nn.Module, rng: torch.Generator):
@@ -53,7 +53,7 @@ class Generator(nn.Module):
 
 
 def _image_layers(shape: tuple[int, ...], width: int) -> list[nn.Module]:
-    """From a quarter of the height and width, rounded up, in two doublings."""
+    """Start with a quarter of the height and width, rounded up, and double them twice."""
     channels, *size = shape
     half, quarter = (tuple(-(-length // part) for length in size) for part in (2, 4))
     return [
@@ -80,7 +80,8 @@ def _flat_layers(inputs: int, hidden: int) -> list[nn.Module]:
 
 
 class Standardised(nn.Module):
-    """Every input with the mean and the spread that the clients report of it; without them 0 and 1 in every channel."""
+    """Gives a batch of inputs the mean and the standard deviation that the clients report. Without reports these are 0
+    and 1 in every channel."""
 
     mean: Tensor
     spread: Tensor
@@ -99,11 +100,11 @@ class Standardised(nn.Module):
 
 
 class Teachers:
-    """The clients' models, frozen, as one.
+    """Runs the clients' models as one teacher. The models are frozen and put in evaluation mode.
 
     Args:
-        models: in any mode; they are put in evaluation mode.
-        by: their logits averaged, or the logarithm of their averaged probabilities.
+        models: the clients' models.
+        by: "logits" averages their logits; "probabilities" takes the logarithm of their averaged probabilities.
     """
 
     def __init__(self, models: Sequence[nn.Module], by: Literal["logits", "probabilities"] = "logits"):
@@ -111,7 +112,8 @@ class Teachers:
         self.by = by
 
     def __call__(self, x: Float[Tensor, "n ..."]) -> tuple[Float[Tensor, "n classes"], Float[Tensor, ""]]:
-        """The logits of all together, and L_BN: the distance of x from what their BatchNorms saw, a client's mean."""
+        """The logits of the teacher, and L_BN averaged over clients: how far the statistics of x are from those in the
+        clients' BatchNorms."""
         distances: list[Tensor] = []
 
         def compare(name: str, norm: nn.Module, inputs: Tensor) -> None:
@@ -130,7 +132,7 @@ class Teachers:
 
 
 def _remembering(model: nn.Module) -> list[str]:
-    """The BatchNorms that know the mean and the variance of what they saw."""
+    """The names of the BatchNorms that hold a running mean and variance."""
     return [
         name
         for name, module in model.named_modules()
@@ -139,7 +141,7 @@ def _remembering(model: nn.Module) -> list[str]:
 
 
 def logits(model: nn.Module, x: Tensor) -> Float[Tensor, "n classes"]:
-    """What a model says of generated inputs; an error in one sentence if it does not take them."""
+    """The model's outputs for generated inputs. Raises InputError if the model cannot take them."""
     try:
         output = model(x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -151,12 +153,12 @@ def logits(model: nn.Module, x: Tensor) -> Float[Tensor, "n classes"]:
     output = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(x):
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"dense: the model must give one output a class for each of {len(x)} inputs, got {got}")
+        raise InputError(f"dense: the model must give one output for each class and each of {len(x)} inputs, got {got}")
     return output
 
 
 def batchnorm_distance(x: Float[Tensor, "n channels ..."], norm: BatchNorm) -> Float[Tensor, ""]:
-    """‖mean(x) − running mean‖ + ‖var(x) − running variance‖, channel by channel."""
+    """‖mean(x) − running mean‖ + ‖var(x) − running variance‖, with one mean and one variance for each channel."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     rows = x.transpose(0, 1).flatten(1)
@@ -168,12 +170,12 @@ def batchnorm_distance(x: Float[Tensor, "n channels ..."], norm: BatchNorm) -> F
 def divergence(
     teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"], temperature: float = 1.0
 ) -> Float[Tensor, " n"]:
-    """KL(teacher ‖ student) of every input, both softened, times T², which keeps the gradient's size."""
+    """KL(teacher ‖ student) of every input at temperature T, times T². That factor keeps the size of the gradient."""
     log_p, log_q = (out.div(temperature).log_softmax(1) for out in (teacher, student))
     return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1) * temperature**2
 
 
 def boundary_support(teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"]) -> Float[Tensor, ""]:
-    """L_div = −mean of ω · KL(teacher ‖ student), ω = 1 where the two decide differently and 0 elsewhere."""
+    """L_div = −mean of ω · KL(teacher ‖ student), with ω = 1 if the two choose different classes and 0 if not."""
     differ = teacher.argmax(1) != student.argmax(1)
     return -(differ * divergence(teacher, student)).mean()

@@ -1,14 +1,14 @@
-"""White noise that has edges, as pictures have: shapes painted over shapes ("dead leaves"), made white.
+"""White noise with edges: paintings of shapes over shapes ("dead leaves"), made white.
 
-Of a client's images a server knows means and covariances. Gaussians have these and nothing else, and a convolution that
-looks for edges finds none in them. What the edges of natural images have in common needs no data: shapes of all sizes
-that cover each other make much of it (Lee, Mumford, Huang 2001; Baradad et al., "Learning to See by Looking at Noise",
-2021). A few such paintings on a torus are whitened exactly: moved about at random they are stationary, so their
-covariance is one matrix of channels for every frequency,
+A server knows the means and covariances of a client's images. Gaussian images have the same ones, but no edges, and
+convolutions look for edges. Edges like those of natural images can be made without data: shapes of all sizes that cover
+each other have much in common with natural images (Lee, Mumford, Huang 2001; Baradad et al., "Learning to See by
+Looking at Noise", 2021). A few such paintings on a torus are whitened exactly. Shifted at random they are stationary,
+so their covariance is one matrix [channels, channels] for each frequency:
 
     w = F⁻¹ S^(−1/2) F (x − mean),   S(k) = mean of F(x)(k) F(x)(k)ᴴ
 
-and what is drawn from w has mean 0 and covariance I, like Gaussian noise, in whose place it stands.
+A randomly shifted w has mean 0 and covariance I, like Gaussian noise, and takes the place of Gaussian noise.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 SHAPES = 32
-"""Painted one over another."""
+"""How many shapes are painted over each other."""
 PAINTINGS = 1024
-"""Of small images; of larger ones as many as have a million pixels, but no fewer than 64."""
+"""How many paintings are made of small images. Of larger ones there are so many that all have a million pixels
+together, but at least 64."""
 SMALLEST = 1.5
-"""Radius in pixels; the number of shapes falls with the cube of theirs, as in natural images."""
+"""The smallest radius in pixels. The number of shapes falls with the cube of the radius, as in natural images."""
 CHANNELS = 4
-"""More are no image."""
+"""Inputs with more channels do not count as images."""
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Channels, height, width."""
+    """Whether a shape is that of an image [channels, height, width]."""
     return len(shape) == 3 and 1 <= shape[0] <= CHANNELS and min(shape[1:]) >= 8
 
 
 def paint(n: int, shape: tuple[int, ...], rng: torch.Generator) -> Float[Tensor, "n c h w"]:
-    """Ellipses and rectangles of any direction, each of one colour with a little shading, on a torus."""
+    """Paint ellipses and rectangles of any direction on a torus. Each has one colour with a little shading."""
     c, h, w = shape
     at_y, at_x = torch.arange(h)[:, None], torch.arange(w)
 
@@ -65,7 +66,7 @@ def paint(n: int, shape: tuple[int, ...], rng: torch.Generator) -> Float[Tensor,
 
 
 def whiten(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-    """The same edges at covariance I, over all places that an image may be moved to."""
+    """Give images covariance I over all their shifts. Their edges stay."""
     x = (images - images.mean((0, 2, 3), keepdim=True)).double()
     waves = torch.fft.fft2(x, norm="ortho")
     S = torch.einsum("nchw,ndhw->hwcd", waves, waves.conj()) / len(x)
@@ -77,14 +78,16 @@ def whiten(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
 
 @lru_cache(maxsize=4)
 def paintings(shape: tuple[int, ...], device: torch.device) -> Float[Tensor, "n c h w"]:
-    """White ones, always the same: they hold nobody's data."""
+    """White paintings, always the same ones. They hold nobody's data."""
     n = max(64, min(PAINTINGS, 2**20 // (shape[1] * shape[2])))
     return whiten(paint(n, shape, torch.Generator().manual_seed(0))).float().to(device)
 
 
 def draw(shape: tuple[int, ...], size: int, rng: torch.Generator, device: torch.device) -> Float[Tensor, "n d"]:
-    """White noise with edges for so many images, flattened: a painting each, moved about, mirrored or not, as a
-    positive or as a negative. The same on any device."""
+    """Draw white noise with edges for so many images, flattened.
+
+    Each is a painting, shifted at random, mirrored or not, with its sign changed or not. It is the same on any device.
+    """
     found = paintings(shape, device)
     n, c, h, w = found.shape
 

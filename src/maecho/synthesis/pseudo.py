@@ -1,11 +1,12 @@
-"""Inputs that look like a client's, drawn by the means and covariances that it has told of them.
+"""Inputs that look like a client's, drawn from the means and covariances that the client has uploaded.
 
     x = μ_k + U_k diag(√s_k) ξ + √r_k ζ
 
-for every class k (or part of one), in proportion to its count; r_k, coordinate by coordinate, is the variance of the
-directions that were cut off. ξ is white and ζ of variance 1: Gaussian, or for images ξ = Uᵀw and ζ what w has besides,
-w being white noise with edges (see leaves.py). Drawn in chunks and drawn again whenever they are asked for, the same
-each time, so nothing of them is kept.
+Each class k (or each Gaussian of a class) gets draws in proportion to its count. r_k holds, for every coordinate, the
+variance along the directions that were cut off. ξ is white, and every entry of ζ has variance 1. Both are Gaussian. For
+images they may come from white noise with edges w (see leaves.py): then ξ = Uᵀw, and ζ is the rest of w, rescaled.
+
+Inputs are drawn in chunks. They are drawn anew in every pass, with the same result, so none is kept in memory.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ NOISES = ("leaves", "gaussian")
 
 
 def seed_for(seed: int, client: str) -> int:
-    """Streams of random numbers that have nothing to do with each other, whatever the order of clients."""
+    """A seed for one client, which gives it a stream of random numbers of its own. It does not depend on the order of
+    clients."""
     return int(hashlib.sha256(f"{seed}/{client}".encode()).hexdigest()[:12], 16)
 
 
 @dataclass(frozen=True)
 class PseudoInputs:
-    """Batches (inputs, labels) drawn from a client's moments; inputs alone if it has no labels.
+    """Batches (inputs, labels) drawn from a client's moments. The labels are None if the client has none.
 
     Args:
-        moments: what the client told.
-        draws: how many inputs, at least one for every Gaussian.
-        chunk: how many at a time.
-        seed: of the draws.
-        dtype: of the inputs.
-        noise: "leaves" gives images edges; other inputs, and all by "gaussian", are Gaussian.
+        moments: the moments that the client has uploaded.
+        draws: how many inputs to draw. Every Gaussian gets at least one.
+        chunk: how many inputs a batch holds at most.
+        seed: the seed of the draws.
+        dtype: the dtype of the inputs.
+        noise: "leaves" gives images edges. With "gaussian", and for inputs that are not images, the noise is Gaussian.
     """
 
     moments: Gaussians
@@ -53,14 +55,14 @@ class PseudoInputs:
     noise: Noise = "gaussian"
 
     def counts(self) -> list[int]:
-        """How many from each Gaussian: in proportion to its examples, so that sums over draws stand for sums over
-        them, and none left out."""
+        """How many inputs to draw from each Gaussian: in proportion to its examples, so that sums over draws stand for
+        sums over examples, but at least one."""
         given = self.moments.counts.tolist()
         total = sum(given)
         return [max(1, round(self.draws * count / total)) for count in given]
 
     def __len__(self) -> int:
-        """How many chunks."""
+        """The number of chunks."""
         return sum(len(_sizes(count, self.chunk)) for count in self.counts())
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -76,7 +78,7 @@ class PseudoInputs:
 def draw(
     m: Gaussians, k: int, size: int, rng: torch.Generator, dtype: torch.dtype, noise: Noise = "gaussian"
 ) -> Tensor:
-    """So many inputs with the mean and covariance of one class, on the device of the moments."""
+    """Draw `size` inputs with the mean and covariance of the Gaussian k, on the device of the moments."""
     group = 0 if len(m.covariances) == 1 else k
     covariance = m.covariances[group]
     assert covariance.basis is not None
@@ -100,7 +102,7 @@ def draw(
 
 
 def _outside(w: Tensor, U: Tensor, m: Gaussians) -> Tensor:
-    """White noise off the directions U, in the coordinates of the residual, each back at variance 1."""
+    """The part of white noise outside of the directions U, in the coordinates of the residual, scaled to variance 1."""
     rows = U.mT
     if m.in_cosines:
         w, rows = cosines.forth(w, m.shape), cosines.forth(rows, m.shape)
@@ -108,6 +110,6 @@ def _outside(w: Tensor, U: Tensor, m: Gaussians) -> Tensor:
 
 
 def _sizes(count: int, chunk: int) -> list[int]:
-    """Parts of nearly one size, none above `chunk`."""
+    """Split a count into parts of nearly equal size, none above `chunk`."""
     parts = math.ceil(count / chunk)
     return [count // parts + (i < count % parts) for i in range(parts)]

@@ -1,4 +1,4 @@
-"""Clients that the server simulates: their weights, and inputs drawn from what their uploads say of theirs."""
+"""Simulates clients on the server: each has a client's own weights, and inputs drawn from the client's upload."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from maecho.synthesis.correction import Correction
 from maecho.synthesis.pseudo import NOISES, Noise, PseudoInputs, seed_for
 from maecho.upload.cohort import Cohort, Source
 
-KEPT = 2**30
-"""Bytes up to which all clients' M (see Correction) are kept from stage to stage; beyond, each is made anew."""
+MAP_MEMORY = 2**30
+"""If the maps M of all clients (see Correction) fit into so many bytes, they are kept from stage to stage. If not, each
+is fitted anew in every stage."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How pseudo inputs are drawn from uploads.
+    """The options for drawing inputs from uploads.
 
     Args:
-        draws: how many inputs are drawn for all clients together, each getting its share by examples.
-        chunk: how many are held in memory at a time.
-        seed: of the draws.
-        features: whether the inputs are corrected by the features of uploads that have some; see Correction.
-        noise: what inputs are made of: "leaves" gives images edges, "gaussian" none; see leaves.py.
+        draws: how many inputs are drawn for all clients together. A client's part follows from its examples.
+        chunk: how many inputs are in memory at a time.
+        seed: the seed of the draws.
+        features: whether to correct the features of drawn inputs, for uploads that have features; see Correction.
+        noise: "leaves" gives images edges, "gaussian" does not; see synthesis/leaves.py.
     """
 
     draws: int = 20_000
@@ -53,12 +54,12 @@ class Drawing:
 
     @property
     def uses(self) -> frozenset[str]:
-        """Optional statistics: used if an upload has them."""
+        """Optional statistics: read if an upload has them."""
         return frozenset({"features"} if self.features else ())
 
 
 class SimulatedClient(RelayClient):
-    """A client that is not there: its model, and inputs drawn to look like its own."""
+    """Answers in the place of a client, with the client's model and with inputs drawn to look like its own."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class SimulatedClient(RelayClient):
 
 
 class SimulatedClients:
-    """One simulated client for every upload. It is made when its turn comes, and is the same each time."""
+    """Makes one simulated client for every upload when its turn comes. It is the same in every pass."""
 
     def __init__(
         self,
@@ -96,14 +97,14 @@ class SimulatedClients:
         progress: bool | None = None,
     ):
         if not isinstance(uploads, Cohort):
-            # Read to where the network is: what is drawn is drawn there.
+            # Uploads are read to the device of the network, since inputs are drawn there.
             device = next((p.device for p in model.parameters()), None)
             uploads = Cohort(uploads, drawing.needs, "echo-chain", device, drawing.uses)
         self._cohort = uploads
         self.drawing = drawing
         self._model, self._ridge, self._progress = copy.deepcopy(model), ridge, progress
         self._plan: Plan | None = None
-        self._follow: dict[str, Tensor] = {}
+        self._feature_maps: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._cohort)
@@ -135,11 +136,11 @@ class SimulatedClients:
             correction = None
             for layer, found in features.items():
                 own = seed_for(self.drawing.seed, f"features of {upload.client}")
-                known = self._follow.get(upload.client)
+                known = self._feature_maps.get(upload.client)
                 correction = Correction(inputs, layer, found, own, self._ridge, known, self._progress)
             client = SimulatedClient(self._model, inputs, upload.client, self._plan, correction, self._progress)
             self._plan = client.plan
             yield client
-            follow = None if correction is None else correction.follow
-            if follow is not None and follow.nbytes * len(self._cohort) <= KEPT:
-                self._follow[upload.client] = follow
+            feature_map = None if correction is None else correction.feature_map
+            if feature_map is not None and feature_map.nbytes * len(self._cohort) <= MAP_MEMORY:
+                self._feature_maps[upload.client] = feature_map
