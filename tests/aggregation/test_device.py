@@ -115,7 +115,7 @@ def test_the_command_line_takes_a_device(
     assert f"error: {MESSAGE}'abacus'\n" in capsys.readouterr().err
     twice = ("--method", "dense", "--device", "cpu", "--set", "device=cuda")
     assert command(monkeypatch, *paths, "--out", str(tmp_path / "new"), *twice) == 2
-    assert "device must be said once, got --device cpu and --set device=cuda" in capsys.readouterr().err
+    assert "device must be given once, got --device cpu and --set device=cuda" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 

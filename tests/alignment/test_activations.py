@@ -244,7 +244,8 @@ def test_layers_that_cannot_be_compared_are_named() -> None:
         ((0.0, 0.0), "space 'one' must hold the outputs of a layer that the network calls as a module"),
         (
             (1.0, 2.0),
-            r"layer 'one' must run equally often on equal sizes in all networks, .*got outputs of \[\d+\] and \[\d+, \d+\] rows",
+            r"layer 'one' must run equally often on equal sizes in all networks, "
+            r".*got outputs of \[\d+\] and \[\d+, \d+\] rows",
         ),
     ):
         uploads = [maecho.make_upload(ByHand(t), batches(), f"c{t}-{i}", ["moments"]) for i, t in enumerate(times)]

@@ -72,7 +72,7 @@ def test_files_of_format_1_are_merged_into_the_same_model(method: str) -> None:
 def test_a_file_that_says_format_1_carries_no_digest(tmp_path: Path) -> None:
     tensors = load_file(UPLOADS[0])
     about = {**storage.read_about(UPLOADS[0], "upload"), "version": 1}
-    with refused("without a digest, being of file format 1", "got one with a digest"):
+    with refused("must have no digest, since it is of file format 1", "got one with a digest"):
         Upload.load(damage.forged(tmp_path / ANN, tensors, about))
 
 

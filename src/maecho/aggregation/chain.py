@@ -4,7 +4,7 @@
 
 h is the merged network's own input to layer l, so every layer repairs what the layers before it lost; z_i is the output
 of client i's layer for the same sample. The inputs are drawn from the moments in the uploads. One shot, no data, no
-training: this is echo-relay with clients that the server plays itself.
+training: this is echo-relay with clients that the server simulates.
 """
 
 from __future__ import annotations

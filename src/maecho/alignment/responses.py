@@ -164,8 +164,8 @@ class _Pair(nn.Module):
             rows = [[z.shape[1] for z in seen] for seen in calls]
             if rows[0] != rows[1]:
                 raise InputError(
-                    f"layer {name!r} must run equally often on equal sizes in all networks, so that its activations can "
-                    f"be compared, got outputs of {rows[1]} and {rows[0]} rows; use metric='weights'"
+                    f"layer {name!r} must run equally often on equal sizes in all networks, so that its activations "
+                    f"can be compared, got outputs of {rows[1]} and {rows[0]} rows; use metric='weights'"
                 )
             for own, theirs in zip(*calls, strict=True):
                 yield own.mT.reshape(size, -1), theirs.mT.reshape(size, -1)

@@ -1,1 +1,1 @@
-"""The command line: parse, call, write."""
+"""The command line: it parses arguments, calls the library and writes the result."""

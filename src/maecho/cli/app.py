@@ -1,4 +1,4 @@
-"""The command line: parse, call, write. Errors are one sentence on stderr and exit code 2."""
+"""The commands of `maecho`. An error is one sentence on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import typer
 
 from maecho._version import __version__
 from maecho.aggregation import METHODS, aggregate
-from maecho.cli import console, values
-from maecho.cli import factories as named
+from maecho.cli import console, factories, values
 from maecho.errors import InputError, one_line
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import plots
@@ -46,11 +45,11 @@ Data = Annotated[
     str, typer.Option(help="The data, as package.module:factory; the factory returns (inputs, labels) batches.")
 ]
 
-Force = Annotated[bool, typer.Option("--force", help="Replace the file to be written if it is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 
 
 def main() -> None:
-    """Entry point. MAECHO_DEBUG=1 shows the traceback behind an error."""
+    """Run the command line. With MAECHO_DEBUG=1 an error shows its traceback."""
     warnings.showwarning = lambda message, *_: print(f"warning: {one_line(str(message))}", file=sys.stderr)
     try:
         app()
@@ -79,12 +78,12 @@ def _options(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the uploads and the merged models.")] = Path("maecho-demo"),
-    clients: Annotated[int, typer.Option(min=1, help="Among how many clients the digits are split.")] = 5,
-    beta: Annotated[float, typer.Option(help="Dirichlet β: the smaller, the fewer classes a client has.")] = 0.01,
-    seed: Annotated[int, typer.Option(help="Of split, initialisation and training.")] = 0,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients that share the digits.")] = 5,
+    beta: Annotated[float, typer.Option(help="Dirichlet β. A smaller β gives a client fewer classes.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and the training.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """The main job on scikit-learn's digits: split, train, upload, merge, compare.
+    """Show the whole job on scikit-learn's digits: split, train, upload, merge, compare.
 
     Example: `maecho demo --out demo --clients 5 --beta 0.01`
     """
@@ -101,33 +100,35 @@ def demo(
 def upload(
     model: Model,
     data: Data,
-    client: Annotated[str, typer.Option(help="This client's name, unlike the others'.")],
+    client: Annotated[str, typer.Option(help="This client's name. No other client may have the same one.")],
     out: Annotated[Path, typer.Option(help="The file to write.")],
     weights: Annotated[
         Path | None,
-        typer.Option(help="Trained weights (safetensors). Without it the factory's model is taken as trained."),
+        typer.Option(help="Trained weights (safetensors). Without them the factory must return a trained model."),
     ] = None,
     statistics: Annotated[
         str | None,
         typer.Option(
-            help=f"Which statistics to send, separated by commas: {', '.join(STATISTICS)}. By default "
+            help=f"Statistics to send, separated by commas, from {', '.join(STATISTICS)}. By default "
             f"{','.join(DEFAULT)}; with privacy {','.join(PRIVATE)}."
         ),
     ] = None,
     rank: Annotated[
         str,
-        typer.Option(help='How far they are cut: a rank (64), a share of energy (0.999), a size (3x, "5 MB"), or all.'),
+        typer.Option(
+            help='How far to cut statistics: a rank (64), a share of energy (0.999), a size (3x, "5 MB"), or all.'
+        ),
     ] = "4x",
     labels: Annotated[
-        values.Of,
-        typer.Option(help="Of fisher and gradients: labels the model expects, samples of them, or the data's own."),
-    ] = values.Of.expected,
-    seed: Annotated[int, typer.Option(help="Of --labels sampled.")] = 0,
+        values.Labels,
+        typer.Option(help="Labels for fisher and gradients: the model's own, samples of these, or the data's."),
+    ] = values.Labels.expected,
+    seed: Annotated[int, typer.Option(help="Seed for --labels sampled.")] = 0,
     privacy_noise: Annotated[float | None, typer.Option(help="Noise multiplier, for differential privacy.")] = None,
-    privacy_clip: Annotated[float | None, typer.Option(help="Norm to which inputs are clipped, with it.")] = None,
-    privacy_delta: Annotated[float, typer.Option(help="δ of the (ε, δ) that is written down.")] = Privacy.delta,
+    privacy_clip: Annotated[float | None, typer.Option(help="Norm to which inputs are clipped, with noise.")] = None,
+    privacy_delta: Annotated[float, typer.Option(help="δ of the (ε, δ) in the file.")] = Privacy.delta,
     mode: Annotated[
-        str, typer.Option(help="Who may read the file, as of chmod: 600 its owner, 640 a group too.")
+        str, typer.Option(help="Who may read the file, as for chmod: 600 its owner, 640 also its group.")
     ] = "600",
     force: Force = False,
     as_json: Json = False,
@@ -145,8 +146,8 @@ def upload(
     values.check_out(out, force, [] if weights is None else [weights])
     permissions = values.permissions(mode)
     made = make_upload(
-        named.model(model, weights),
-        named.batches(data),
+        factories.model(model, weights),
+        factories.batches(data),
         client,
         values.words(statistics),
         values.rank(rank),
@@ -160,18 +161,18 @@ def upload(
 
 @app.command("aggregate")
 def aggregate_(
-    uploads: Annotated[list[Path], typer.Argument(help="Upload files, one a client.")],
+    uploads: Annotated[list[Path], typer.Argument(help="Upload files, one for each client.")],
     out: Annotated[Path, typer.Option(help="The merged model to write (safetensors).")],
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "ma-echo",
     options: Annotated[
         list[str] | None,
-        typer.Option("--set", help="An option of the method, as name=value; `maecho methods` lists them."),
+        typer.Option("--set", help="An option of the method, as name=value. `maecho methods` lists the options."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="The network, as package.module:factory, for methods that run it (dense)."),
+        typer.Option(help="The network, as package.module:factory, for methods that run it (dense, echo-chain)."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to do the work: cpu or cuda.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device that does the work: cpu or cuda.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -180,10 +181,10 @@ def aggregate_(
     Example: `maecho aggregate clinic-*.safetensors --method ma-echo --set steps=60 --out merged.safetensors`
     """
     values.check_out(out, force, uploads)
-    network = None if model is None else named.model(model)
+    network = None if model is None else factories.model(model)
     chosen = values.options(method, options or [])
     if device is not None and chosen.setdefault("device", device) != device:
-        raise InputError(f"device must be said once, got --device {device} and --set device={chosen['device']}")
+        raise InputError(f"device must be given once, got --device {device} and --set device={chosen['device']}")
     merged = aggregate(uploads, method, model=network, **chosen)
     merged.save(out)
     if as_json:
@@ -198,23 +199,23 @@ def evaluate_(
     data: Data,
     weights: Annotated[
         list[Path] | None,
-        typer.Option(help="A merged model, an upload or any safetensors state_dict; several times for an ensemble."),
+        typer.Option(help="A merged model, an upload or any safetensors state_dict. Several make an ensemble."),
     ] = None,
-    by: Annotated[values.By, typer.Option(help="How an ensemble is put together.")] = values.By.probabilities,
+    by: Annotated[values.By, typer.Option(help="How an ensemble combines outputs.")] = values.By.probabilities,
     as_json: Json = False,
 ) -> None:
-    """Accuracy of a model, or of an ensemble of models, overall and per class.
+    """Measure the accuracy of a model, or of an ensemble of models, overall and per class.
 
     Example: `maecho evaluate --model clinic:network --weights merged.safetensors --data clinic:test`
     """
     paths = weights or []
-    models = [named.model(model, path) for path in paths] or [named.model(model)]
+    models = [factories.model(model, path) for path in paths] or [factories.model(model)]
     chosen = models[0]
     if len(models) > 1:
         only = [Upload.load(path, only=("classes",)) for path in paths] if by is values.By.class_aware else []
         counts = [upload.statistics.get("classes") for upload in only]
         chosen = Ensemble(models, by.value, counts)
-    found = evaluate(chosen, named.batches(data))
+    found = evaluate(chosen, factories.batches(data))
     if as_json:
         per_class = [None if n == 0 else right / n for right, n in zip(found.correct, found.examples, strict=True)]
         console.print_json({"accuracy": found.accuracy, "examples": sum(found.examples), "per_class": per_class})
@@ -224,7 +225,7 @@ def evaluate_(
 
 @app.command()
 def inspect(file: Annotated[Path, typer.Argument(help="An upload file.")], as_json: Json = False) -> None:
-    """What leaves a client: every tensor, its shape, bytes and rank, and in plain words what it can reveal.
+    """Show what leaves a client: every tensor, its shape, bytes and rank, and in plain words what it can reveal.
 
     Example: `maecho inspect clinic-a.safetensors`
     """
@@ -233,7 +234,7 @@ def inspect(file: Annotated[Path, typer.Argument(help="An upload file.")], as_js
 
 @app.command()
 def methods(as_json: Json = False) -> None:
-    """Every method, what it needs uploaded, and its options; and what each round more than one brings and costs.
+    """List every method, what it needs uploaded, and its options. Show what each further round brings and costs.
 
     Example: `maecho methods`
     """
@@ -252,25 +253,23 @@ def methods(as_json: Json = False) -> None:
 
 @app.command("reproduce")
 def reproduce_(
-    name: Annotated[str | None, typer.Argument(help="A config of experiments/, or the path of one.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The same on the embedded digits, in seconds.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of one thread.")] = 1,
-    device: Annotated[str, typer.Option(help="Where clients are trained and merged: cpu or cuda.")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; what is there is not done again.")] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Only these columns of the table are done, separated by commas.")
-    ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Nothing is done: what is there is shown.")] = False,
+    name: Annotated[str | None, typer.Argument(help="A config of experiments/, or the path of a config.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Run it on the embedded digits, in seconds.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, each in a process of one thread.")] = 1,
+    device: Annotated[str, typer.Option(help="Device for training and merging: cpu or cuda.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder of the results. Finished runs are not repeated.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Run only these columns, separated by commas.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing, and show the results that are there.")] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Also draw accuracy against bytes uploaded into this file (.svg, .png, .pdf).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the picture if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the picture if it exists.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
-    """A table of the paper, ours beside theirs. Without a name: which there are.
+    """Reproduce a table of the paper, and show our figures beside the paper's. Without a name, list all tables.
 
-    Stops and goes on where it stopped. Example: `maecho reproduce table-1 --jobs 2`
+    If it is stopped, it goes on from there the next time. Example: `maecho reproduce table-1 --jobs 2`
     """
     if show and columns is not None:
         raise InputError("--show must come without --columns, got both")

@@ -1,4 +1,4 @@
-"""Tables and bars for people. The one file that draws with `rich`, apart from the progress bar."""
+"""Prints tables and bars for people, with `rich`."""
 
 from __future__ import annotations
 
@@ -35,21 +35,23 @@ out = Console()
 
 
 def print_json(content: Any) -> None:
-    """JSON of printable ASCII alone. `json` escapes every control character but one."""
+    """Print JSON that holds only printable ASCII. `json` itself escapes every control character but DEL."""
     print(json.dumps(content, indent=1, default=str).replace("\x7f", "\\u007f"))
 
 
 def plain(text: object, style: str = "") -> Text:
-    """Text from a file, a name or a path: no markup is read in it, nothing in it moves the cursor."""
+    """Show untrusted text, such as a name or a path, as it is: markup and escape sequences in it have no effect."""
     return Text(printable(str(text)), style)
 
 
 def say(*parts: str | Text | tuple[str, str], whole: bool = False) -> None:
-    """One line of texts, each with its own style. `whole`: not broken, so that a path in it can be copied."""
+    """Print texts on one line, each with its own style. With `whole` the line is not broken, so that a path in it can
+    be copied."""
     out.print(Text.assemble(*parts), soft_wrap=whole)
 
 
 def show_demo(demo: Demo, folder: Path) -> None:
+    """Print the clients' uploads and the accuracy of every model."""
     who = Table(title=Text.assemble("The clients' uploads, in ", plain(folder)), title_justify="left")
     who.add_column("file")
     who.add_column("size", justify="right")
@@ -70,7 +72,7 @@ def show_demo(demo: Demo, folder: Path) -> None:
 
 
 def show_upload(path: Path, as_json: bool) -> None:
-    """What an upload's file holds, who made it and what it can reveal."""
+    """Print the content of an upload's file, who made it, and what it can reveal."""
     upload, header, total = Upload.load(path), read_header(path), path.stat().st_size
     if as_json:
         print_json(
@@ -116,10 +118,11 @@ def show_upload(path: Path, as_json: bool) -> None:
     for part, words in inspection.reveals(upload).items():
         say("  ", (part, "bold"), f": {words}")
     for warning in inspection.warnings(upload):
-        say("  ", ("Mind:", "bold yellow"), " ", plain(warning), ".")
+        say("  ", ("Warning:", "bold yellow"), " ", plain(warning), ".")
 
 
 def show_merged(merged: Merged, path: Path) -> None:
+    """Print how a model was merged, and what was only averaged."""
     recipe = merged.recipe
     how = f"{recipe['clients']} clients by {recipe['options']} in {recipe['seconds']} s"
     say(plain(path, "bold"), ": ", plain(how))
@@ -128,6 +131,7 @@ def show_merged(merged: Merged, path: Path) -> None:
 
 
 def show_evaluation(found: Evaluation, what: str) -> None:
+    """Print the accuracy on each class and on all examples."""
     table = Table(title=f"Accuracy of the {what}", title_justify="left")
     for column in ("class", "examples", "accuracy"):
         table.add_column(column, justify="right")
@@ -139,7 +143,7 @@ def show_evaluation(found: Evaluation, what: str) -> None:
 
 
 def show_methods(methods: Mapping[str, tuple[Guide, Mapping[str, Any]]]) -> None:
-    """What each does, needs and costs, and its options with their defaults."""
+    """Print what each method does, needs and costs, and its options with their defaults."""
     for name, (guide, defaults) in methods.items():
         drawn = Table(title=name, title_justify="left", title_style="bold", show_header=False)
         drawn.add_column(no_wrap=True)
@@ -159,7 +163,7 @@ def show_methods(methods: Mapping[str, tuple[Guide, Mapping[str, Any]]]) -> None
 
 
 def show_ladders(ladders: Sequence[Ladder]) -> None:
-    """What each further round at real data brings, and what it costs."""
+    """Print what each further round on real data brings, and what it costs."""
     for one in ladders:
         drawn = Table(title=f"From one shot to a round a layer. {one.title}", title_justify="left", title_style="bold")
         for column in ("rounds", "where real data are asked", "a client uploads", "times the weights", *one.cells):
@@ -177,7 +181,8 @@ def show_ladders(ladders: Sequence[Ladder]) -> None:
 
 @contextlib.contextmanager
 def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], None]]:
-    """A bar of finished runs on stderr, with the cell that finished last."""
+    """A progress bar of finished runs on stderr, with the cell that finished last. Gives the function to call after
+    each run."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(escape(printable(name)), total=None)
@@ -193,7 +198,8 @@ def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], Non
 def show_results(
     experiment: Experiment, table: Sequence[tuple[Mapping[str, Any], Mapping[str, Figure]]], path: Path
 ) -> None:
-    """Ours: mean and range over seeds; the paper's figure in brackets below. As many columns at a time as fit."""
+    """Print our mean and range over seeds, with the paper's figure in brackets below. A wide table is printed in parts
+    that fit the terminal."""
     quick = " (quick: digits instead of the paper's data)" if experiment.quick else ""
     say(plain(f"{experiment.title}{quick}", "bold"), ": mean over seeds, low–high, [paper], in per cent")
     columns = list(experiment.methods)

@@ -1,4 +1,4 @@
-"""A user's own network and data, named on the command line as `package.module:factory`."""
+"""Loads a user's own network and data, which the command line names as `package.module:factory`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maecho.upload.upload import Upload
 
 
 def call(name: str, what: str) -> Any:
-    """What the factory returns. The current folder is searched first, as by `python -m`."""
+    """Call a factory and return its result. The current folder is searched first, as `python -m` does."""
     module_name, colon, factory_name = name.partition(":")
     if not (module_name and colon and factory_name):
         raise InputError(f"{what} must be named package.module:factory, got {name!r}")
@@ -27,7 +27,7 @@ def call(name: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, TypeError, SyntaxError) as error:
-        raise InputError(f"{what}: cannot import {module_name!r} ({error})") from error
+        raise InputError(f"{what}: cannot import {module_name!r}: {error}") from error
     factory = getattr(module, factory_name, None)
     if not callable(factory):
         raise InputError(f"{what}: {module_name!r} must have a function {factory_name!r}, got none")
@@ -39,14 +39,15 @@ def call(name: str, what: str) -> Any:
 
 
 def model(name: str, weights: Path | None = None) -> nn.Module:
-    """A factory's model, with the weights of a file: an upload, a merged model, or any safetensors state_dict."""
+    """A factory's model. If `weights` is given, it is the file of an upload, of a merged model or of any safetensors
+    state_dict, and its weights are loaded."""
     made = call(name, "model")
     if not isinstance(made, nn.Module):
         raise InputError(f"model: {name} must return a torch.nn.Module, got {type(made).__name__}")
     if weights is not None:
         if weights.suffix in {".pt", ".pth", ".bin", ".ckpt"}:
             raise InputError(
-                f"weights must be a safetensors file, got {weights}, which is pickled and could run code; convert it "
+                f"weights must be a safetensors file, got {weights}, which is a pickle and could run code; convert it "
                 "with safetensors.torch.save_file"
             )
         load_weights(made, weights)
@@ -54,6 +55,7 @@ def model(name: str, weights: Path | None = None) -> nn.Module:
 
 
 def load_weights(made: nn.Module, path: Path) -> None:
+    """Load the weights of a file into a model."""
     try:
         made.load_state_dict(_state_dict(path))
     except RuntimeError as error:
@@ -62,7 +64,7 @@ def load_weights(made: nn.Module, path: Path) -> None:
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
-    """The weights of any safetensors file; of an upload with tied names beside."""
+    """The weights of any safetensors file. For an upload, tied names are included."""
     with files.opened(path) as file:
         if file.kind != "upload":
             return file.read_all()
@@ -70,7 +72,8 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def batches(name: str) -> Iterable[Any]:
+    """A factory's batches."""
     made = call(name, "data")
     if not isinstance(made, Iterable):
-        raise InputError(f"data: {name} must return batches to go through, got {type(made).__name__}")
+        raise InputError(f"data: {name} must return an iterable of batches, got {type(made).__name__}")
     return made

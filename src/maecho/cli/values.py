@@ -1,4 +1,4 @@
-"""What the arguments of the command line mean, and where it may write."""
+"""Converts the arguments of the command line, and checks where it may write."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from maecho.errors import InputError
 
 
 class By(StrEnum):
-    """How an ensemble's members are put together."""
+    """The ways in which an ensemble combines its models' outputs."""
 
     logits = "logits"
     probabilities = "probabilities"
     class_aware = "class-aware"
 
 
-class Of(StrEnum):
-    """Which labels gradients are taken for."""
+class Labels(StrEnum):
+    """The labels that gradients are computed for."""
 
     expected = "expected"
     sampled = "sampled"
@@ -31,8 +31,10 @@ class Of(StrEnum):
 
 
 def check_out(out: Path, force: bool, inputs: Iterable[Path] = (), option: str = "--out") -> None:
-    """That a result may be written there, before any work is done for it: never over an input, under whatever name,
-    and over what is there only with --force."""
+    """Raise InputError if a result may not be written to `out`. This runs before any work is done.
+
+    An input is never replaced, whatever name it has. Another existing file is replaced only with --force.
+    """
     try:
         for path in inputs:
             if path.exists() and out.exists() and out.samefile(path):
@@ -40,7 +42,7 @@ def check_out(out: Path, force: bool, inputs: Iterable[Path] = (), option: str =
         if out.is_symlink() or (out.exists() and not out.is_file()):
             raise InputError(f"cannot write {out}: {option} must name a regular file, got {_kind(out)}")
         if out.exists() and not force:
-            raise InputError(f"cannot write {out}: it must be a new file, got one that is there; --force replaces it")
+            raise InputError(f"cannot write {out}: it must be a new file, got one that exists; --force replaces it")
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error
 
@@ -50,14 +52,14 @@ def _kind(path: Path) -> str:
 
 
 def permissions(text: str) -> int:
-    """Octal digits, as `chmod` takes them. The owner must be able to read the file and to replace it."""
+    """Read octal digits, as for `chmod`. The owner must be able to read and to replace the file."""
     if not re.fullmatch(r"0?6[0246]{2}", text):
-        raise InputError(f"--mode must be 600, 640, 644 or the like, got {text!r}")
+        raise InputError(f"--mode must be 600, 640, 644 or similar, got {text!r}")
     return int(text, 8)
 
 
 def rank(text: str) -> int | float | str | None:
-    """A number, a share, a size in words; None for "all"."""
+    """Read a rank: a number, a share of energy, or a size as text. "all" gives None."""
     if text == "all":
         return None
     try:
@@ -68,17 +70,17 @@ def rank(text: str) -> int | float | str | None:
 
 
 def words(text: str | None) -> list[str] | None:
-    """A list separated by commas."""
+    """Split a text at its commas."""
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
 def defaults(method: Any) -> dict[str, Any]:
-    """A method's options with their defaults."""
+    """The options of a method with their defaults."""
     return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.repr}
 
 
 def options(method: str, texts: Iterable[str]) -> dict[str, Any]:
-    """name=value, the value read as JSON where it is JSON (60, 0.5, true, null) and as text where it is not."""
+    """Read options of the form name=value. A value that is JSON (60, 0.5, true, null) is read as JSON, others as text."""
     choose(method)
     found = {}
     for text in texts:

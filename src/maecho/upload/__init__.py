@@ -1,1 +1,1 @@
-"""What travels: an Upload from each client, a Merged model back. File format, checks, size, inspection."""
+"""Uploads from clients and merged models from the server: their file format, checks, size and inspection."""

@@ -1,4 +1,4 @@
-"""What makes an upload sound. A failed check is one sentence: the client, what was expected, what came."""
+"""Checks that an upload is sound. A failed check raises one sentence: the client, what was expected, what came."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def weights(upload: Upload) -> None:
-    """Name, number of examples, recipe, weights, and the layers that are read from them."""
+    """Check the client's name, the number of examples, the recipe, the weights and the layers."""
     header.check_client(upload.client, upload.examples)
     header.check_recipe(upload.client, upload.recipe)
     for name, tensor in upload.weights.items():
@@ -28,7 +28,7 @@ def weights(upload: Upload) -> None:
 
 
 def statistics(upload: Upload) -> dict[str, Any]:
-    """All statistics that it carries, checked, in the order of STATISTICS: some look at those before them."""
+    """Check all statistics of an upload, in the order of STATISTICS. Some checks read statistics of earlier rows."""
     for name in upload.statistics:
         if name not in STATISTICS:
             raise UploadError(f"{upload.client}: statistics must be among {', '.join(STATISTICS)}, got {name!r}")

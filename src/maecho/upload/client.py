@@ -1,4 +1,4 @@
-"""The client's side: a trained model and its data in, one Upload out."""
+"""Makes one Upload from a client's trained model and its data."""
 
 from __future__ import annotations
 
@@ -41,28 +41,32 @@ def make_upload(
     """Make what this client sends: the model's weights, and statistics of its layers' inputs on these batches.
 
     Args:
-        model: the trained model. It comes back as it was.
-        batches: (inputs, labels), (inputs, anything) or inputs alone, gone through once. The projector of the paper's
-            release is made of means of batches of 64 examples; larger batches are cut into such.
-        client: the client's name, unlike the others'.
-        statistics: what to send. By default "gram", "projector", "classes", "moments" and "features" (moments of what
-            reaches the first fully connected layer behind others), which are gathered going forward only. On demand:
-            "targets" (sums of the last layer's inputs by class, for AFL), "fisher" (one number a weight, as large as
-            the weights) and "gradients" (one matrix a layer), which both need backward passes.
-            With privacy there are "moments" and "classes" alone, which are then the default.
-        rank: how far Grams, projectors and covariances are cut down: a number of directions (64), a share of their
-            energy (0.999), a size for the whole upload ("5 MB", or "3x" what cannot be cut: weights, counts and class
-            means, "fisher" and "targets"), or None for no cut. A size keeps the largest share of energy that fits.
+        model: the trained model. It is left unchanged.
+        batches: (inputs, labels), (inputs, anything) or inputs alone. They are read once. The projector of the paper's
+            release uses the means of batches of 64 examples, so larger batches are cut into pieces of 64.
+        client: the client's name. No other client may have the same one.
+        statistics: names of the statistics to send. By default these are "gram", "projector", "classes", "moments" and
+            "features" (moments of the inputs of the first fully connected layer after other layers), which need only
+            forward passes. On demand there are "targets" (sums of the last layer's inputs by class, for AFL), "fisher"
+            (one number for each weight, so as large as the weights) and "gradients" (one matrix for each layer). The
+            last two need backward passes. With privacy only "moments" and "classes" can be sent, and they are the
+            default.
+        rank: how far Grams, projectors and covariances are cut. It may be a number of directions (64), a share of their
+            energy (0.999), a size for the whole upload, or None for no cut. A size is "5 MB", or "3x" the size of what
+            cannot be cut: weights, counts, class means, "fisher" and "targets". A size keeps the largest share of
+            energy that fits.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
-        labels: which labels the gradients behind "fisher" and "gradients" are of: "expected" over the model's own
-            predictions (exact, one backward pass a class, no labels needed), "sampled" (one random combination of them
-            an example: the same on average, one backward pass, for models of many classes) or "observed" (the
-            batches' labels: the empirical Fisher).
-        generator: of the random signs of "sampled".
-        gaussians: how many a class the "moments" hold, found by k-means: more follow the data closer and are larger.
-        covariance: of "moments" and "features": one for every "class" (every Gaussian), or one "shared" by all, which
-            is smaller.
-        privacy: noise on all that is said of the data, the number of examples among it; the weights are not covered.
+        labels: the labels for the gradients of "fisher" and "gradients". "expected" averages over the model's own
+            predictions: it is exact, takes one backward pass for each class, and needs no labels. "sampled" takes one
+            random combination of them for each example: it is right on average, takes one backward pass, and suits
+            models of many classes. "observed" takes the batches' labels: the empirical Fisher.
+        generator: the source of the random signs of "sampled".
+        gaussians: how many Gaussians the "moments" hold for each class. K-means finds them. More describe the data
+            better and take more room.
+        covariance: "class" gives each Gaussian of "moments" and "features" its own covariance. "shared" gives all of
+            them one, which takes less room.
+        privacy: adds noise to all that is sent about the data, including the number of examples. The weights are not
+            covered.
     """
     wanted = _wanted(client, statistics, privacy)
     try:
@@ -76,7 +80,8 @@ def make_upload(
     architecture = layers.read(model)
     if architecture.unknown:
         warnings.warn(
-            f"averaged without statistics, not being known as matrices: {', '.join(architecture.unknown)}",
+            "these are averaged without statistics, since maecho cannot read them as matrices: "
+            f"{', '.join(architecture.unknown)}",
             stacklevel=2,
         )
     weights = _weights(model, architecture, client)
@@ -109,7 +114,7 @@ def make_upload(
 
 
 def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | None) -> list[Statistic]:
-    """The rows of STATISTICS that are asked for. With privacy, only those that can be sent with noise."""
+    """The rows of STATISTICS to send. With privacy, only those that can be sent with noise are allowed."""
     private = [name for name, statistic in STATISTICS.items() if statistic.private]
     if statistics is None:
         default = [name for name, statistic in STATISTICS.items() if statistic.by_default]
@@ -128,11 +133,11 @@ def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | No
 
 
 def _spaces(model: nn.Module, not_sent: dict[str, str]) -> Spaces | None:
-    """The neuron spaces, or a note why there are none. The upload is good without: matching alone needs them."""
-    # A copy is traced, since tracing runs forward(), which may change buffers; its parameters are the model's own.
+    """The neuron spaces. If there are none, the reason is noted in `not_sent`: only matching needs them."""
+    # A copy is traced, since tracing runs forward(), which may change buffers. It shares the model's parameters.
     try:
         twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
-    except Exception as error:  # a model may refuse to be copied in any way
+    except Exception as error:  # copying a model may raise anything
         not_sent["spaces"] = f"{type(model).__name__} cannot be copied to be traced ({' '.join(str(error).split())})"
         return None
     try:

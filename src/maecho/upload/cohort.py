@@ -1,7 +1,7 @@
-"""Uploads that belong together: checked against each other, and read one at a time.
+"""Uploads that are merged together: they are checked against each other, and read one at a time.
 
-A path is opened when its turn comes and closed before the next, so a method that only sums runs over any number of
-files in the memory of one. On a device of its own, each upload is moved there when its turn comes.
+A file is opened when its turn comes and closed before the next. So a method that only sums needs the memory of one
+file, however many there are. If a device is given, each upload is moved there when its turn comes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ Source = Upload | str | Path
 
 
 class Cohort(Sequence[Upload]):
-    """At least one upload, no client twice, one architecture, every statistic that is needed; of others, those that are
-    of use are read too, where they are there."""
+    """A sequence of at least one upload, all of one architecture, with no client twice.
+
+    Args:
+        sources: uploads, or the paths of their files.
+        needs: names of statistics that every upload must have.
+        method: the name of the method, for errors.
+        device: where uploads are moved to. None: they stay where they are.
+        uses: names of optional statistics. They are read if an upload has them.
+    """
 
     def __init__(
         self,
@@ -37,11 +44,11 @@ class Cohort(Sequence[Upload]):
         self._sources = list(sources)
         self._needs, self._uses = frozenset(needs), frozenset(uses)
         self.device = None if device is None else devices.find(device)
-        """Where uploads are read to. None: each stays where it is."""
+        """Where uploads are moved to. None: each stays where it is."""
         if not self._sources:
             raise UploadError("there must be at least one upload to aggregate, got none")
-        self._bytes: dict[int, int] = {}  # of uploads that were read, by their place
-        # Headers first, so that a bad last file is found before the first has been worked on.
+        self._bytes: dict[int, int] = {}  # number of an upload that was read -> its size
+        # All headers are read first, so that a bad last file is found before work on the first one begins.
         abouts = [self._about(source) for source in self._sources]
         seen: dict[str, Any] = {}
         for index, about in enumerate(abouts):
@@ -59,7 +66,7 @@ class Cohort(Sequence[Upload]):
         self.has = frozenset.intersection(*(frozenset(about["statistics"]) for about in abouts))
         """The statistics that every upload carries."""
         self.examples = tuple(int(about["examples"]) for about in abouts)
-        """Of every client."""
+        """The number of examples of every client."""
 
     def _about(self, source: Source) -> dict[str, Any]:
         if isinstance(source, Upload):
@@ -79,7 +86,7 @@ class Cohort(Sequence[Upload]):
 
     @property
     def home(self) -> torch.device:
-        """Where the uploads are, before they are read to another device."""
+        """Where the uploads are before they are moved to `device`."""
         first = self._sources[0]
         return next(iter(first.weights.values())).device if isinstance(first, Upload) else torch.device("cpu")
 
@@ -100,7 +107,8 @@ class Cohort(Sequence[Upload]):
 
     @property
     def upload_bytes(self) -> int:
-        """The size of the largest upload: its weights and the statistics that are read. Files not read yet are read."""
+        """The size of the largest upload: its weights and the statistics that are read. This reads files that were not
+        read yet."""
         return max(self._bytes.get(at) or self[at].bytes(self._needs | self._uses) for at in range(len(self)))
 
     def _read(self, at: int) -> Upload:
@@ -111,18 +119,18 @@ class Cohort(Sequence[Upload]):
 
 
 def _missing(about: Mapping[str, Any], name: str, needs: list[str], method: str) -> str:
-    """That a statistic is not there, the client's own reason if it gave one, and what to do."""
+    """The sentence for a missing statistic: the client's own reason if it gave one, and what to do."""
     reason = not_sent(about["recipe"]).get(name)
     lack = f"{about['client']}: {method} needs the statistic {name!r}, got"
     if reason is None:
         carried = ", ".join(sorted(about["statistics"])) or "none"
         return f"{lack} an upload with {carried}; make it with statistics={needs}"
-    instead = "; echo-relay asks the data themselves and needs none" if method == "echo-chain" else ""
+    instead = "; echo-relay works on real data and needs no statistics" if method == "echo-chain" else ""
     return f"{lack} none, because {reason}{instead}"
 
 
 def difference(one: Upload, other: Upload) -> str:
-    """The first place where two architectures differ, in one sentence."""
+    """One sentence about the first difference between two architectures."""
     words: Callable[[list[Any]], str] = lambda w: f"{w[0]} {'x'.join(map(str, w[1:])) or 'scalar'}"  # noqa: E731
     a, b = one.architecture(), other.architecture()
     for name in sorted(a["weights"].keys() - b["weights"].keys()):

@@ -1,7 +1,8 @@
 """The safetensors format: eight bytes of length, a JSON header, the numbers of one tensor after the other.
 
-Read here, and not by the library, since a stranger's header is judged before memory is given to what it announces, and
-since the library maps a file that its sender may still change. What is written any safetensors tool can read.
+Files are read here instead of by the library, for two reasons. The header of an untrusted file must be checked before
+memory is reserved for its tensors. And the library maps a file into memory, although its sender may still change it.
+Any safetensors tool can read the files that are written here.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""What a tensor may be made of."""
+"""The dtypes that a tensor may have: name in the file -> dtype."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 METADATA = "__metadata__"
 LENGTH = 8
-"""Bytes that say how long the header is."""
+"""How many bytes hold the length of the header."""
 _AXES = 8
 _ELEMENTS = 2**53
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -43,7 +44,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies behind the header, and how its bytes are read."""
+    """Where a tensor lies after the header, and how its bytes are read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -53,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Listed:
-    """A tensor as the header has it."""
+    """A tensor as the header lists it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,8 +62,8 @@ class _Listed:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"a tensor of the type {self.dtype!r}; known are {', '.join(DTYPES)}")
-        # An axis of length 0 must not hide others that no tensor can have.
+            raise ValueError(f"a tensor of the type {self.dtype!r}, which is not one of {', '.join(DTYPES)}")
+        # An axis of length 0 makes the product 0, however long the others are. So it counts as 1 here.
         if len(self.shape) > _AXES or min(self.shape, default=0) < 0 or _product(self.shape) > _ELEMENTS:
             raise ValueError(f"a tensor of the shape {list(self.shape)[: _AXES + 1]}")
 
@@ -76,8 +77,11 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def parse(header: bytes, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors of a file with so many bytes behind this header, and its metadata. Raises ValueError that says what
-    is odd: names of other characters, offsets that leave gaps or overlap, another size than the file has."""
+    """The tensors and the metadata that a header lists. `size` is the number of bytes after the header.
+
+    Raises ValueError, with the reason, if the header is not of the format, if offsets leave gaps or overlap, or if they
+    do not add up to `size`.
+    """
     content = schema.parse(header)
     metadata: dict[str, str] = {}
     if isinstance(content, dict) and METADATA in content:
@@ -95,7 +99,8 @@ def parse(header: bytes, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def blank(header: bytes, digest: str) -> bytes | None:
-    """The header as it was when its digest was taken: zeros in the place of the digest, which stands there once."""
+    """The header as it was when its digest was computed: with zeros in place of the digest. None if the digest does not
+    stand in it exactly once."""
     quoted = f'"{digest}"'.encode()
     if not _DIGEST.fullmatch(digest) or header.count(quoted) != 1:
         return None
@@ -103,23 +108,23 @@ def blank(header: bytes, digest: str) -> bytes | None:
 
 
 def digest_of_header(blanked: bytes) -> str:
-    """Of the length too: padding behind the header belongs to it."""
+    """The digest of the header and its length. The padding at its end counts as part of it."""
     return hashlib.sha256(len(blanked).to_bytes(LENGTH, "little") + blanked).hexdigest()
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The numbers of a tensor as they lie in a file; of one on the CPU and in one piece, without a copy."""
+    """The numbers of a tensor as a file holds them. Nothing is copied if it is on the CPU and contiguous."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names in the order of the file: wide numbers first, so that each lies at a multiple of its size."""
+    """The names in the order of the file: wide numbers first, so that every number lies at a multiple of its size."""
     return sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
 
 
 def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], digest_key: str) -> bytes:
-    """The header for these tensors, with its own digest under one key of its metadata."""
+    """The header for these tensors. Its metadata hold its own digest under `digest_key`."""
     zeros = "0" * 64
     content: dict[str, object] = {METADATA: {**metadata, digest_key: zeros}}
     end = 0
@@ -135,7 +140,7 @@ def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], digest
 
 
 def write(file: BinaryIO, header: bytes, tensors: Mapping[str, Tensor]) -> None:
-    """One tensor after the other, so that no second copy of all of them is in memory."""
+    """Write the header, then one tensor after the other, so that memory never holds a second copy of all of them."""
     file.write(len(header).to_bytes(LENGTH, "little"))
     file.write(header)
     for name in in_order(tensors):

@@ -1,7 +1,6 @@
-"""What the header of an upload's file says, with types, and whether it fits the tensors that the file lists.
+"""The header of an upload's file: its fields with their types, and checks that they fit the listed tensors.
 
-All of it is judged before a tensor is read: who sent it, of how many examples, how weights are read as matrices. The
-same checks hold for an Upload that is made in memory.
+All checks run before a tensor is read. An Upload that is made in memory passes the same checks.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from maecho.upload import version_1
 from maecho.upload.storage import File
 
 LARGEST = 2**53
-"""Of a whole number: up to here float64 holds them all, and sums of two fit into 64 bits."""
+"""The largest whole number. Float64 is exact up to here, and the sum of two fits into 64 bits."""
 RECIPE = 2**18
-"""Characters of the JSON of a recipe."""
+"""The most characters of a recipe's JSON."""
 _AXES = 8
 
 
 @dataclass(frozen=True)
 class Header:
-    """All that a file says of an upload, beside its tensors."""
+    """All that a file says about an upload, beside its tensors."""
 
     client: str
     examples: int
     fingerprint: str | None
-    """None: the file does not say it in today's form."""
+    """None for a file of format 1, which computed it in another way."""
     statistics: dict[str, dict[str, dict[str, tuple[int, ...]]]]
-    """Statistic -> entry (a layer, a weight) -> what is public of it: shapes by their names."""
+    """Statistic -> entry (a layer, a weight) -> its public facts: name -> shape."""
     layers: tuple[Layer, ...]
     head: str | None
     aliases: dict[str, str]
@@ -58,12 +57,12 @@ class Header:
         names.check(f"{self.client}: made_by", self.made_by)
 
     def about(self) -> dict[str, Any]:
-        """As a file says it."""
+        """The header in the form that a file holds."""
         return asdict(self)
 
 
 def read(file: File, known: Collection[str]) -> Header:
-    """The header of an open file. `known` are the statistics that there are."""
+    """Read and check the header of an open file. `known` are the names of all statistics."""
     try:
         about = version_1.as_today(file) if file.version == 1 else file.about
         header = schema.convert(about, Header)
@@ -83,8 +82,8 @@ def read(file: File, known: Collection[str]) -> Header:
         return replace(header, fingerprint=found)
     if header.fingerprint != found:
         raise UploadError(
-            f"{file.path}: {header.client}'s weights must be of the architecture {header.fingerprint} that the file "
-            f"names, got {found}"
+            f"{file.path}: {header.client}'s weights must have the fingerprint {header.fingerprint} that the file "
+            f"states, got {found}"
         )
     return header
 
@@ -109,6 +108,7 @@ def fingerprint(
 def architecture(
     weights: Mapping[str, Tensor], layers: Iterable[Layer], head: str | None, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
+    """All that the fingerprint is computed from."""
     return {
         "weights": {name: described(tensor.dtype, tensor.shape) for name, tensor in weights.items()},
         "layers": {layer.name: asdict(layer) for layer in layers},
@@ -118,17 +118,19 @@ def architecture(
 
 
 def described(dtype: torch.dtype, shape: Sequence[int]) -> list[Any]:
+    """A dtype and a shape as JSON."""
     return [str(dtype).removeprefix("torch."), *shape]
 
 
 def check_client(client: object, examples: object) -> None:
+    """Raise UploadError unless the name and the number of examples can be a client's."""
     names.check("a client", client, names.CLIENT)
     if isinstance(examples, bool) or not isinstance(examples, int) or not 1 <= examples <= LARGEST:
         raise UploadError(f"{client}: the number of examples must be at least 1 and at most 2**53, got {examples!r}")
 
 
 def check_recipe(client: str, recipe: Mapping[str, Any]) -> None:
-    """A recipe is free text for people: any JSON, as long as it is small."""
+    """Raise UploadError unless the recipe is JSON and small. What it says is free, since only people read it."""
     try:
         text = json.dumps(dict(recipe), allow_nan=False)
         schema.parse(text.encode())
@@ -139,7 +141,8 @@ def check_recipe(client: str, recipe: Mapping[str, Any]) -> None:
 
 
 def not_sent(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Why statistics are not there, by their names, as far as the recipe says so in the form of `make_upload`."""
+    """The statistics that were not sent: name -> reason. Empty if the recipe does not list them as `make_upload`
+    does."""
     said = recipe.get("not_sent")
     return {str(what): str(why) for what, why in said.items()} if isinstance(said, Mapping) else {}
 
@@ -147,8 +150,8 @@ def not_sent(recipe: Mapping[str, Any]) -> dict[str, str]:
 def check_architecture(
     client: str, weights: Mapping[str, Tensor], layers: Sequence[Layer], head: str | None, aliases: Mapping[str, str]
 ) -> None:
-    """Weights with names, layers that can be read from them as matrices, ties and a head that exist. Values are not
-    looked at: the weights may be tensors on the device "meta"."""
+    """Raise UploadError unless weights, layers, tied names and head fit together. Values are not read, so the weights
+    may be tensors on the device "meta"."""
     if not weights:
         raise UploadError(f"{client}: an upload must carry weights, got none")
     for name in weights:
@@ -173,7 +176,7 @@ def check_architecture(
 
 
 def check_spaces(client: str, weights: Mapping[str, Tensor], spaces: Iterable[Space] | None) -> None:
-    """Neuron spaces that lie on axes of the weights; these may be tensors on the device "meta"."""
+    """Raise UploadError unless the neuron spaces fit the weights, which may be tensors on the device "meta"."""
     for space in spaces or ():
         names.check(f"{client}: a neuron space", space.name, empty=True)
         for number in (space.size, *(place.block for place in space.places)):
@@ -192,11 +195,13 @@ def _check_layer(client: str, layer: Layer, weights: Mapping[str, Tensor]) -> No
     for part in (layer.weight, layer.bias):
         if part is not None and part in weights and not weights[part].is_floating_point():
             raise UploadError(
-                f"{client}: {part!r} must be of floating point, being of a layer, got {weights[part].dtype}"
+                f"{client}: {part!r} must be of floating point, since it belongs to a layer, got {weights[part].dtype}"
             )
         if part is not None and part in weights and 0 in weights[part].shape:
             shape = tuple(weights[part].shape)
-            raise UploadError(f"{client}: {part!r} must have no axis of length 0, being of a layer, got {shape}")
+            raise UploadError(
+                f"{client}: {part!r} must have no axis of length 0, since it belongs to a layer, got {shape}"
+            )
     wrong = layer.complaint({name: tensor.shape for name, tensor in weights.items()})
     if wrong:
         raise UploadError(f"{client}: {wrong}")
@@ -208,7 +213,7 @@ def _check_shape(what: str, shape: tuple[int, ...]) -> None:
 
 
 def _check_statistics(header: Header, listing: Iterable[str], known: Collection[str]) -> None:
-    """That every tensor belongs to the weights or to a statistic that is listed."""
+    """Raise UploadError unless every tensor belongs to the weights or to a statistic that the header lists."""
     said = header.statistics.keys()
     if not said <= set(known):
         raise UploadError(f"{header.client}: statistics must be among {', '.join(known)}, got {list(said)}")

@@ -1,4 +1,4 @@
-"""What leaves a client, said so that a person can decide whether to send it."""
+"""Describes an upload for people, so that they can decide whether to send it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OF_WEIGHTS = (
     "The trained model. Like any shared model it can be probed for whether an example was in its training data, and it "
     "can hold traces of rare ones."
 )
-"""In plain words, what the weights can reveal."""
+"""What the weights can reveal, in plain words."""
 
 
 def reveals(upload: Upload) -> dict[str, str]:
-    """In plain words, what each part can reveal."""
+    """What each part can reveal, in plain words."""
     return {"weights": OF_WEIGHTS} | {name: STATISTICS[name].reveals for name in sorted(upload.has)}
 
 
@@ -32,11 +32,11 @@ class Entry:
     dtype: str
     bytes: int
     rank: int | None
-    """Directions kept, of several covariances the most; None for a plain tensor."""
+    """How many directions were kept. Of several covariances the largest number counts. None for a plain tensor."""
 
 
 def entries(upload: Upload) -> list[Entry]:
-    """Every tensor that travels."""
+    """Every tensor of the upload."""
     ranks: dict[str, int] = {}
     for name, value in upload.statistics.items():
         ranks |= STATISTICS[name].ranks(value)
@@ -50,13 +50,13 @@ def entries(upload: Upload) -> list[Entry]:
 
 
 def averaged(upload: Upload) -> list[str]:
-    """Names that have no input matrix: every method only averages them."""
+    """Names of the weights that belong to no layer. Every method only averages them."""
     merged = {name for layer in upload.layers for name in (layer.weight, layer.bias)}
     return [name for name in upload.weights if name not in merged]
 
 
 def privacy(upload: Upload) -> str | None:
-    """What its maker promises of it, in one sentence, if anything."""
+    """The privacy that its maker promises, in one sentence; None without a promise."""
     said = upload.recipe.get("privacy")
     if not isinstance(said, Mapping):
         return None
@@ -69,7 +69,7 @@ def privacy(upload: Upload) -> str | None:
 
 
 def warnings(upload: Upload) -> list[str]:
-    """What the sender should think about first. With privacy, counts are noisy and means say nothing for sure."""
+    """Sentences that the sender should read before sending. There are none with privacy, since noise hides examples."""
     if privacy(upload) is not None:
         return []
     return [text for name, value in upload.statistics.items() for text in STATISTICS[name].warnings(value, upload)]

@@ -1,4 +1,4 @@
-"""What every method gives: a state_dict that knows how it was made."""
+"""The result of every method: a state_dict with a recipe that says how it was made."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from maecho.upload import storage as files
 
 
 class Merged(dict[str, Tensor]):
-    """A state_dict that knows how it was made."""
+    """A state_dict with a recipe that says how it was made."""
 
     def __init__(
         self, weights: Mapping[str, Tensor], averaged: Iterable[str] = (), recipe: Mapping[str, Any] | None = None
     ):
         super().__init__(weights)
         self.averaged = tuple(averaged)
-        """Names that were only averaged, nothing being known of them but their values: no input matrix, no inputs."""
+        """Names of the weights that were only averaged, since nothing is known about their inputs."""
         self.recipe = dict(recipe or {})
         """How it was made; see `make_recipe`."""
         self.widths: dict[str, int] = {}
-        """Neurons of each space, where a method may have changed them; see `maecho.network.spaces.load`."""
+        """Space -> its number of neurons, for methods that may change it; see `maecho.network.spaces.load`."""
 
     def save(self, path: str | Path) -> None:
-        """One safetensors file that any tool can read, with the recipe in its header."""
+        """Write a safetensors file, which any tool can read, with the recipe in its header."""
         about = {"recipe": self.recipe, "averaged": list(self.averaged), "made_by": f"maecho {__version__}"}
         files.write_tensors(Path(path), "model", self, about)
 
     @classmethod
     def load(cls, path: str | Path) -> Merged:
+        """Read a file. Raises UploadError unless it is a merged model."""
         with files.opened(Path(path), "model") as file:
             try:
                 about = schema.convert(file.about, _About)
@@ -46,7 +47,7 @@ class Merged(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class _About:
-    """What the file of a merged model says of it."""
+    """The fields in the header of a merged model's file."""
 
     averaged: tuple[str, ...] = ()
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -62,18 +63,19 @@ def make_recipe(
     upload_bytes: int = 0,
     privacy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """How a model was merged. Every merged model has these entries, whatever made it.
+    """Make the recipe of a merged model. It has these entries for every method.
 
     Args:
-        method: its name.
-        options: its hyper-parameters, for people.
-        clients: how many were merged; in many rounds, how many there were at once at most.
+        method: the name of the method.
+        options: its hyper-parameters, as text for people.
+        clients: how many clients were merged. Over many rounds, the largest number in one round.
         seconds: how long it took.
-        rounds: one entry a stage where the network was fitted stage by stage: its `layers`, its `inputs` ("real",
-            "drawn", or "start" where it was taken from a model merged before), how many `clients` answered, and the
+        rounds: one entry for each stage, if the network was fitted stage by stage: its `layers`, its `inputs` ("real",
+            "drawn", or "start" if the stage was taken from a model merged before), how many `clients` answered, and the
             `bytes` of the largest answer.
-        upload_bytes: the size of the largest upload, as far as the method reads it. 0 if none was read.
-        privacy: what the answers to all rounds promise together. Empty without a promise.
+        upload_bytes: the size of the largest upload, counting only the parts that the method reads. 0 if there were no
+            uploads.
+        privacy: the promise for the answers to all rounds together. Empty without a promise.
     """
     return {
         "method": method,

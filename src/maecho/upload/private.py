@@ -1,9 +1,10 @@
-"""Statistics with noise: what an upload may say of the data where privacy is promised.
+"""Statistics with noise, for uploads that promise differential privacy.
 
-For every class that the model knows, whether the client has it or not, up to three sums: how many examples, Σ x and
-Σ x xᵀ, each x brought down to the norm `clip`. One example is in one class, so the sums of all classes together move by
-no more than those of one. The noisy counts tell which classes are there: one below `PRESENT` standard deviations of its
-noise is left out. All that is sent is made of noisy sums alone, the number of examples too.
+For every class of the model, whether the client has it or not, there are up to three sums: the number of examples, Σ x
+and Σ x xᵀ. Each x is scaled down to the norm `clip` first. An example belongs to one class. So one example changes the
+sums of all classes together by no more than those of one class. A class is left out if its noisy count is below
+`PRESENT` standard deviations of the noise. All that is sent, including the number of examples, is computed from the
+noisy sums.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from maecho.statistics.gather import Gathered, gather
 from maecho.statistics.statistic import NotGathered, Setting, Statistic
 
 PRESENT = 3.0
-"""A class is there if its noisy count is above this many standard deviations of the noise."""
+"""A class counts as present if its noisy count is at least this many standard deviations of the noise."""
 WIDEST = 4096
-"""Length of an input up to which its d by d sums are kept."""
+"""The most numbers of an input. Longer inputs are refused, since their d by d sums take too much memory."""
 
 
 def gather_privately(
@@ -38,7 +39,7 @@ def gather_privately(
     privacy: Privacy,
     progress: bool | None = None,
 ) -> Gathered:
-    """One pass over a client's data, as one release."""
+    """Pass over a client's data once. All that it gives is one release."""
     client = setting.client
     rest = iter(batches)
     first = next((batch for batch in rest if examples(parts(batch, client)[0])), None)
@@ -60,13 +61,13 @@ def gather_privately(
 
 
 class ClippedSums:
-    """Count, Σ x and Σ x xᵀ of every class, inputs clipped, without noise: these never leave."""
+    """Sums up count, Σ x and Σ x xᵀ of every class from clipped inputs. These sums have no noise and are never sent."""
 
     def __init__(self, setting: Setting, clip: float, outputs: int | None, of_inputs: bool):
         self._client, self._clip, self._outputs = setting.client, clip, outputs
         self._of_inputs, self._shared = of_inputs, setting.options.covariance == "shared"
         self.parts = 3 if of_inputs else 1
-        """Sums that are released together."""
+        """How many sums are released together."""
         self._labelled: bool | None = None
         self._shape: tuple[int, ...] = ()
         self.counts = self.totals = torch.zeros(0)
@@ -86,19 +87,19 @@ class ClippedSums:
             add_into(self._squares, label, rows.T @ rows)
 
     def squares(self, label: int) -> Tensor:
-        """Σ x xᵀ of a class; where classes share one covariance, of all under 0."""
+        """Σ x xᵀ of a class. If the classes share one covariance, the sum of all classes has the label 0."""
         d = math.prod(self._shape)
         return self._squares.get(label, torch.zeros(d, d, dtype=torch.float64))
 
     def release(self, privacy: Privacy) -> NoisySums:
-        """The sums with noise, of the classes that stand out of it."""
+        """The sums with noise, of the classes whose counts are clearly above the noise."""
         counts = privacy.noisy(self.counts, "counts", self.parts)
         least = max(1.0, PRESENT * privacy.deviation("counts", self.parts))
         held = (counts >= least).nonzero().flatten()
         if not len(held):
             raise UploadError(
-                f"{self._client}: with this much noise some class must have {least:.3g} examples to be seen, got none "
-                "that has"
+                f"{self._client}: with this much noise some class must have at least {least:.3g} examples, got none "
+                "that large"
             )
         if not self._of_inputs:
             return NoisySums(held, counts, bool(self._labelled))
@@ -111,7 +112,7 @@ class ClippedSums:
     def _labels(self, step: Pass) -> Tensor:
         labelled = step.labels is not None
         if self._labelled not in (None, labelled):
-            raise UploadError(f"{self._client}: with privacy all batches must have labels or none, got both")
+            raise UploadError(f"{self._client}: with privacy all batches or none must have labels, got both kinds")
         self._labelled = labelled
         if step.labels is None:
             return torch.zeros(step.size, dtype=torch.int64)
@@ -126,16 +127,18 @@ class ClippedSums:
     def _clipped(self, x: Any, first: bool) -> Tensor:
         if not (isinstance(x, Tensor) and x.is_floating_point()):
             raise UploadError(
-                f"{self._client}: moments must be of inputs that are one tensor of real numbers, got others; "
-                "echo-relay takes any, with privacy too"
+                f"{self._client}: for moments the inputs must be one tensor of real numbers, got others; echo-relay "
+                "takes any inputs, with privacy too"
             )
         shape = tuple(x.shape[1:])
         if not first and shape != self._shape:
-            raise UploadError(f"{self._client}: moments must be of inputs of one shape, got {self._shape} and {shape}")
+            raise UploadError(
+                f"{self._client}: for moments all inputs must have one shape, got {self._shape} and {shape}"
+            )
         self._shape = shape
         if math.prod(shape) > WIDEST:
             raise UploadError(
-                f"{self._client}: moments with privacy must be of inputs of at most {WIDEST} numbers, got "
+                f"{self._client}: for moments with privacy an input must have at most {WIDEST} numbers, got "
                 f"{math.prod(shape)}"
             )
         rows = x.detach().reshape(len(x), -1).cpu().double()

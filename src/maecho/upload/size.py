@@ -1,4 +1,4 @@
-"""How far an upload's statistics are cut down: by rank, by share of energy, or to a size for the whole upload."""
+"""Cuts an upload's statistics: to a rank, to a share of energy, or to a size for the whole upload."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Rank:
-    """At most this many directions."""
+    """Keep at most this many directions."""
 
     directions: int
 
 
 @dataclass(frozen=True)
 class Share:
-    """The fewest directions that hold this share of the trace."""
+    """Keep the fewest directions that hold this share of the trace."""
 
     share: float
 
 
 @dataclass(frozen=True)
 class Size:
-    """The whole upload in this many bytes, or in this many times what cannot be cut: weights, counts, class means,
-    Fisher, targets."""
+    """Make the whole upload take at most so many bytes, or so many `times` the size of what cannot be cut: weights,
+    counts, class means, Fisher, targets."""
 
     amount: float
     times: bool
 
 
 def parse(rank: int | float | str | None) -> Rank | Share | Size:
-    """64, 0.999, "3x", "5 MB" or None."""
+    """Read a rule from 64, 0.999, "3x", "5 MB" or None."""
     if rank is None:
         return Share(1.0)
     if isinstance(rank, str):
@@ -59,7 +59,7 @@ def parse(rank: int | float | str | None) -> Rank | Share | Size:
 
 
 def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
-    """The same upload, its statistics at the precision of its weights (float32 at least) and cut down."""
+    """The same upload with its statistics cut, and in the precision of its weights (at least float32)."""
     double = any(tensor.dtype == torch.float64 for tensor in upload.weights.values())
     dtype = torch.float64 if double else torch.float32
     values = {name: STATISTICS[name].at(value, dtype) for name, value in upload.statistics.items()}
@@ -79,11 +79,11 @@ def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
 
 
 def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tuple[dict[int, int], bool]:
-    """Ranks by the id of the spectrum, and whether there is room for the variances that cut directions leave behind.
+    """The ranks (id of a spectrum -> rank), and whether there is room for the variances along cut directions.
 
-    Every statistic that can be cut gets an equal part of the room, for the energies of two statistics cannot be
-    compared (that of a Gram lies mostly in the mean). What one does not need goes to the others. Within a statistic
-    the share of energy is one.
+    Every statistic that can be cut gets an equal part of the room. A common share of energy would be wrong, since the
+    energy of a Gram lies mostly in the mean. Room that one statistic does not need goes to the others. Within a
+    statistic all matrices keep the same share of energy.
     """
     groups = [[s for s in STATISTICS[name].spectra(value) if s.rank] for name, value in values.items()]
     fixed = sum(tensor.nbytes for tensor in upload.weights.values())
@@ -112,7 +112,7 @@ def _bytes(spectra: Sequence[Spectrum]) -> int:
 
 
 def _share_that_fits(spectra: Sequence[Spectrum], room: float) -> float:
-    """The largest share of energy, by bisection; 0 if not even one direction each fits."""
+    """The largest share of energy that fits, by bisection. 0 if not even one direction of each matrix fits."""
 
     def fits(share: float) -> bool:
         return sum(s.bytes // s.rank * s.rank_for(share) for s in spectra) <= room

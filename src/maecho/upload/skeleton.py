@@ -1,4 +1,4 @@
-"""The network that uploads are weights of, for methods that run it."""
+"""Checks the network that a method needs in order to run uploaded weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from maecho.upload.upload import Upload
 
 
 def skeleton(model: nn.Module | None, first: Upload, method: str, why: str) -> nn.Module:
-    """The model, if it is there and fits; `why` completes "since <method> …"."""
+    """The model, if there is one and the weights of the first upload fit it. Raises InputError if not.
+
+    `why` completes "since <method> …" in the error.
+    """
     if model is None:
         raise InputError(
             f"{method}: model must be the network that the uploads are weights of, since {method} {why}, got none; "

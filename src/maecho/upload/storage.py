@@ -1,8 +1,9 @@
-"""Files of uploads, merged models and relays: safetensors, never pickled, with what they are in the header.
+"""Writes and reads the files of uploads, merged models and relays. They are safetensors files and never pickled.
 
-The key `maecho` of the metadata holds one JSON text: the kind of file, the format version, and for every tensor its
-SHA-256. The key `sha256` holds the digest of the header itself. So every byte that is read is checked against what was
-written: that finds damage. It proves nothing of who wrote the file, since anybody can compute a digest.
+The key `maecho` of the metadata holds one JSON text: the kind of file, the format version, the SHA-256 of every tensor,
+and all that the writer says about the file. The key `sha256` holds the digest of the header itself. So every byte that
+is read is checked against what was written, which finds damage. It does not prove who wrote the file, since anybody can
+compute a digest.
 """
 
 from __future__ import annotations
@@ -29,33 +30,35 @@ from maecho.upload.envelope import Entry
 KEY = "maecho"
 DIGEST = "sha256"
 VERSION = 2
-"""Of the file format. Raised when an older maecho could not read what a newer one writes, from the first release on."""
+"""The version of the file format. From the first release on, it goes up if an older maecho cannot read new files."""
 PRIVATE = 0o600
 _OURS = ("kind", "version", "tensors")
-"""What this module says in the JSON text, beside what its callers say."""
+"""The entries of the JSON text that this module writes. The others come from its callers."""
 _LONGEST_KEY = names.PART + 50
-"""Characters of a tensor's name: a weight's or a layer's, and the part it belongs to."""
+"""The most characters of a tensor's key, which is the name of a weight or layer and the part that it belongs to."""
 _AT_ONCE = 2**26
-"""Bytes read by one call."""
+"""How many bytes one call reads."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a file may be that this process reads. Beyond the defaults by MAECHO_MAX_FILE and MAECHO_MAX_HEADER."""
+    """The largest file and header that are read. MAECHO_MAX_FILE and MAECHO_MAX_HEADER change the defaults."""
 
     file: int = 4 * 2**30
-    """Bytes. Reading takes this much memory, and checking up to twice as much again."""
+    """In bytes. Reading a file takes as much memory as the file has, and checking it up to twice as much again."""
     header: int = 8 * 2**20
-    """Bytes. A layer with all its statistics takes about 3 kB; parsed, a hostile header takes 25 times its size."""
+    """In bytes. A layer with all its statistics takes about 3 kB. Parsing a hostile header takes up to 25 times its
+    size in memory."""
 
     def __post_init__(self) -> None:
         for name in ("file", "header"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"the limit of the {name} must be a number of bytes from 1 on, got {value!r}")
+                raise InputError(f"the limit of the {name} must be a number of bytes, at least 1, got {value!r}")
 
     @classmethod
     def of_environment(cls) -> Limits:
+        """The limits that the environment variables set, and the defaults for the others."""
         given = {name: os.environ.get(f"MAECHO_MAX_{name.upper()}") for name in ("file", "header")}
         return cls(**{name: _bytes(f"MAECHO_MAX_{name.upper()}", text) for name, text in given.items() if text})
 
@@ -71,7 +74,7 @@ def _bytes(name: str, text: str) -> int:
 
 @dataclass(frozen=True)
 class _Identity:
-    """What every file says of itself."""
+    """The entries that the JSON text of every file must have."""
 
     kind: str
     version: int
@@ -82,7 +85,7 @@ class _Identity:
 
 
 class File:
-    """One open file, its header read and judged. A tensor is read when it is asked for, into memory of its own."""
+    """An open file whose header has been read and checked. A tensor is read when it is asked for, into new memory."""
 
     def __init__(self, path: Path, raw: io.FileIO, limits: Limits, wanted: str = "maecho file"):
         self.path = path
@@ -109,18 +112,18 @@ class File:
             raise self._foreign(str(error)) from error
         self.version: int | None = None
         self.about: dict[str, Any] = {}
-        """What the writer says of the file; of a file that maecho did not write nothing."""
+        """All that the writer says about the file. Empty if maecho did not write it."""
         self._digests: dict[str, str] | None = None
         if KEY in self._metadata or DIGEST in self._metadata:
             self._identify(wanted)
 
     @property
     def kind(self) -> str | None:
-        """ "upload", "model" or "relay"; None: maecho did not write it."""
+        """ "upload", "model" or "relay". None if maecho did not write the file."""
         return self.about["kind"] if self.about else None
 
     def read(self, name: str) -> Tensor:
-        """One tensor. Raises UploadError if its bytes are not those that were written."""
+        """Read one tensor. Raises UploadError if its bytes are not those that were written."""
         entry: Entry = self.listing[name]
         tensor = torch.empty(entry.shape, dtype=entry.dtype)
         flat = envelope.as_bytes(tensor)
@@ -132,17 +135,17 @@ class File:
         return tensor
 
     def read_all(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """The tensors whose names are wanted, by name."""
+        """Read all tensors whose names are wanted: name -> tensor."""
         return {name: self.read(name) for name in sorted(self.listing) if wanted(name)}
 
     def _identify(self, wanted: str) -> None:
-        """Read what maecho wrote into the metadata, and hold the header against its digest."""
+        """Read the entries that maecho wrote into the metadata, and compare the header with its digest."""
         try:
             about = schema.parse(self._metadata.get(KEY, "").encode())
             version = schema.convert(about, _Identity).version
         except ValueError as error:
             raise UploadError(
-                f"{self.path} must be a {wanted}, got a safetensors file that maecho did not write, or a damaged one "
+                f"{self.path} must be a {wanted}, got a safetensors file that is damaged or that maecho did not write "
                 f"({error})"
             ) from error
         if version > VERSION:
@@ -150,7 +153,7 @@ class File:
                 f"{self.path} must be of file format {VERSION} or older, got {version}: it needs a newer maecho"
             )
         if version == 1 and DIGEST in self._metadata:
-            raise UploadError(f"{self.path} must be without a digest, being of file format 1, got one with a digest")
+            raise UploadError(f"{self.path} must have no digest, since it is of file format 1, got one with a digest")
         if version > 1:
             self._check_digest()
             self._digests = self._listed_digests(about.pop("tensors", None))
@@ -202,7 +205,7 @@ class File:
 
 @contextlib.contextmanager
 def opened(path: Path, kind: str | None = None, limits: Limits | None = None) -> Iterator[File]:
-    """A file of this kind, or with None any safetensors file. Nothing of it but the header is read yet."""
+    """Open a file of this kind, or any safetensors file if the kind is None. Only the header is read here."""
     with disk.regular(path, UploadError) as raw:
         file = File(path, raw, limits or Limits.of_environment(), f"maecho {kind or 'file'}")
         if kind is not None and file.kind is None:
@@ -215,7 +218,14 @@ def opened(path: Path, kind: str | None = None, limits: Limits | None = None) ->
 def write_tensors(
     path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any], mode: int | None = None
 ) -> None:
-    """`kind` says what the file is: "upload", "model" or "relay"; `mode` who may read it, None as the umask says."""
+    """Write a file.
+
+    Args:
+        kind: "upload", "model" or "relay".
+        tensors: by their keys in the file.
+        about: all that the file says about itself, as JSON values.
+        mode: who may read it, as for `chmod`. None: as the user's umask says.
+    """
     for name, tensor in tensors.items():
         names.check(f"cannot write {path}: a tensor", name, _LONGEST_KEY)
         if tensor.dtype not in envelope.NAMES:
@@ -227,18 +237,18 @@ def write_tensors(
         text = json.dumps({**about, **said}, allow_nan=False)
         schema.parse(text.encode())
     except (TypeError, ValueError) as error:
-        raise UploadError(f"cannot write {path}: what is said of it must be JSON, got {error}") from error
+        raise UploadError(f"cannot write {path}: the entries of its header must be JSON, got {error}") from error
     header = envelope.header_of(tensors, {KEY: text}, DIGEST)
     disk.write_whole(path, lambda file: envelope.write(file, header, tensors), mode, UploadError)
 
 
 def read_about(path: Path, kind: str) -> dict[str, Any]:
-    """What a file of this kind says of itself, without its tensors."""
+    """All that a file of this kind says about itself. Its tensors are not read."""
     with opened(path, kind) as file:
         return file.about
 
 
 def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-    """The tensors of any safetensors file whose names are wanted."""
+    """Read the tensors whose names are wanted, from any safetensors file."""
     with opened(path) as file:
         return file.read_all(wanted)

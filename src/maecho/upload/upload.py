@@ -1,7 +1,6 @@
-"""What one client sends, once, and its file.
+"""The Upload, which one client sends once, and how it is saved and loaded.
 
-An Upload is checked when it is made, whoever makes it. So nothing after this module asks whether its numbers are finite
-or its shapes fit.
+An Upload is always checked when it is made. So no later code asks whether its numbers are finite or its shapes fit.
 """
 
 from __future__ import annotations
@@ -26,24 +25,26 @@ from maecho.upload import checks, header, storage
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What one client sends, once: its weights, and what can be said of its data."""
+    """The weights of one client, and statistics of its data."""
 
     client: str
+    """The client's name."""
     examples: int
+    """The number of its examples."""
     weights: Mapping[str, Tensor]
-    """The state_dict; a tied tensor stands here once."""
+    """The state_dict. A tied tensor stands here once."""
     layers: tuple[Layer, ...] = ()
     """The matrices among the weights, in order of execution."""
     head: str | None = None
-    """The layer whose rows are the classes."""
+    """The layer whose rows are the classes, if there is one."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Tied names -> the name in `weights`."""
+    """A tied name -> the name in `weights`."""
     spaces: Spaces | None = None
-    """Which axes are the same neurons, where the network could be traced; what matching needs."""
+    """Which axes are the same neurons. Matching needs them. None if the network could not be traced."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
-    """By their names in STATISTICS; what each value is, its file says."""
+    """Name in STATISTICS -> value. The statistic's own file says what the value is."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    """How each statistic was made, and what else is worth knowing."""
+    """How each statistic was made, for people."""
 
     def __post_init__(self) -> None:
         for name in ("weights", "aliases", "recipe", "statistics"):
@@ -54,7 +55,8 @@ class Upload:
 
     @property
     def has(self) -> frozenset[str]:
-        """The statistics that it carries. Where there are no layers, it has all that is said layer by layer."""
+        """The statistics that the upload carries. Without layers it also has all statistics of layers, since these are
+        empty."""
         trivial = () if self.layers else (n for n, statistic in STATISTICS.items() if isinstance(statistic, OfLayers))
         return frozenset({*self.statistics, *trivial})
 
@@ -64,6 +66,7 @@ class Upload:
         return header.fingerprint(self.weights, self.layers, self.head, self.aliases)
 
     def architecture(self) -> dict[str, Any]:
+        """All that the fingerprint is computed from."""
         return header.architecture(self.weights, self.layers, self.head, self.aliases)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -71,7 +74,7 @@ class Upload:
         return {**self.weights, **{name: self.weights[kept] for name, kept in self.aliases.items()}}
 
     def to(self, device: devices.Device) -> Upload:
-        """The same upload with every tensor on this device. Checked at birth, its values are not looked at again."""
+        """The same upload with every tensor on this device. It is not checked again, since its values are the same."""
         found = devices.find(device)
         moved = copy.copy(self)
         weights = {name: tensor.to(device=found) for name, tensor in self.weights.items()}
@@ -81,7 +84,7 @@ class Upload:
         return moved
 
     def save(self, path: str | Path, mode: int = storage.PRIVATE) -> None:
-        """Write the file, by default for its owner alone to read; `mode` as of `chmod`."""
+        """Write the file. `mode` says who may read it, as for `chmod`; by default only its owner."""
         about = header.Header(
             client=self.client,
             examples=self.examples,
@@ -96,14 +99,14 @@ class Upload:
         storage.write_tensors(Path(path), "upload", self.tensors(), about, mode)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that leaves the client, by the keys of the file."""
+        """Everything that leaves the client: key in the file -> tensor."""
         out = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
         for name, value in self.statistics.items():
             out |= STATISTICS[name].tensors(value)
         return out
 
     def bytes(self, only: Collection[str] | None = None) -> int:
-        """What its tensors take; with `only`, the weights and of the statistics just these."""
+        """The size of its tensors. With `only`, that of the weights and of these statistics."""
         sizes = {n: STATISTICS[n].bytes(value) for n, value in self.statistics.items() if only is None or n in only}
         return sum(tensor.nbytes for tensor in self.weights.values()) + sum(sizes.values())
 
@@ -114,9 +117,9 @@ class Upload:
         """Read a file. Raises UploadError unless it is a sound upload.
 
         Args:
-            path: of the file.
-            only: of the statistics just these are read, where they are there. By default all are.
-            limits: of its size; by default those of the environment.
+            path: the path of the file.
+            only: names of statistics. Others are not read. By default all are read.
+            limits: the largest size to read. By default the environment sets it.
         """
         with storage.opened(Path(path), "upload", limits) as file:
             about = header.read(file, STATISTICS)
@@ -146,12 +149,10 @@ def _read(name: str, tensors: Mapping[str, Tensor], about: header.Header) -> Any
     try:
         return STATISTICS[name].read(tensors, about.statistics[name])
     except (KeyError, ValueError) as error:
-        raise UploadError(
-            f"{about.client}: {name} must be whole, got parts that do not fit together ({error})"
-        ) from error
+        raise UploadError(f"{about.client}: the parts of {name} must fit together, got others ({error})") from error
 
 
 def read_header(path: Path, limits: storage.Limits | None = None) -> header.Header:
-    """All that a file says of itself, without reading its tensors."""
+    """Read and check the header of an upload's file. Its tensors are not read."""
     with storage.opened(path, "upload", limits) as file:
         return header.read(file, STATISTICS)

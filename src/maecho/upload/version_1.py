@@ -1,4 +1,4 @@
-"""Uploads of file format 1, written before files carried digests: their headers in today's form."""
+"""Converts the header of an upload of file format 1 to today's form. Files of format 1 have no digests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from maecho.upload.storage import File
 
 
 def as_today(file: File) -> dict[str, Any]:
-    """What the file says, in today's form, once its list of tensors is held against those that are there.
+    """All that the file says, in today's form. Its list of tensors is compared with the tensors that it has.
 
-    Raises ValueError, in words that complete "a header that says: …", where it is not of the form of version 1.
+    Raises ValueError if the header is not of format 1. The message completes "whose header says: …".
     """
     about = dict(file.about)
     try:
@@ -33,12 +33,13 @@ def as_today(file: File) -> dict[str, Any]:
     shape = about.pop("input_shape", None)
     facts = {"moments": {"": {"shape": shape}}} if shape is not None else {}
     about["statistics"] = {name: facts.get(name, {}) for name in _texts(about.get("statistics"))}
-    about["fingerprint"] = None  # it was of fewer facts about a layer
+    about["fingerprint"] = None  # format 1 computed it from fewer facts about a layer
     return about
 
 
 def _layer(layer: dict[str, Any], weights: Mapping[str, Entry]) -> dict[str, Any]:
-    """What is stored with its inputs first was an embedding, and what has more than two axes a convolution."""
+    """Add the kind of a layer, which format 1 does not say: a layer stored with its inputs first was an embedding, one
+    with more than two axes a convolution."""
     entry = weights.get(str(layer.get("weight")))
     convolution = entry is not None and len(entry.shape) > 2
     return {**layer, "one_hot": layer.get("transposed", False), "convolution": convolution}
