@@ -11,7 +11,7 @@ from torch import nn
 import maecho
 from maecho.upload.client import make_upload
 from support.clients import batches, clients
-from support.tiny import refused, stated
+from support.tiny import refused, with_statistics
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.1])
@@ -32,7 +32,9 @@ def test_the_merge_is_the_weighted_average(ridge: float, weighting: Any) -> None
 
 def test_where_nobody_has_information_the_average_stands() -> None:
     given = clients(2, torch.float64)
-    silent = [stated(u, fisher={n: F * (n != "2.weight") for n, F in u.statistics["fisher"].items()}) for u in given]
+    silent = [
+        with_statistics(u, fisher={n: F * (n != "2.weight") for n, F in u.statistics["fisher"].items()}) for u in given
+    ]
     for ridge in (0.0, 1e-3):
         merged, average = maecho.aggregate(silent, "fisher", ridge=ridge), maecho.aggregate(given, "fedavg")
         torch.testing.assert_close(merged["2.weight"], average["2.weight"])
@@ -41,7 +43,7 @@ def test_where_nobody_has_information_the_average_stands() -> None:
 
 def test_a_client_that_alone_has_information_is_followed() -> None:
     one, two = clients(2, torch.float64)
-    deaf = stated(two, fisher={name: torch.zeros_like(F) for name, F in two.statistics["fisher"].items()})
+    deaf = with_statistics(two, fisher={name: torch.zeros_like(F) for name, F in two.statistics["fisher"].items()})
     merged = maecho.aggregate([one, deaf], "fisher", ridge=0.0)
     for name, F in one.statistics["fisher"].items():
         torch.testing.assert_close(merged[name][F > 0], one.weights[name][F > 0])
@@ -66,7 +68,7 @@ def test_normalisation_is_merged_and_buffers_are_averaged() -> None:
 def test_clients_speak_of_the_same_parameters() -> None:
     model = nn.Sequential(nn.Linear(12, 6), nn.LayerNorm(6), nn.Linear(6, 5))
     ann, bob = (make_upload(model, batches(), client, ["fisher"]) for client in ("ann", "bob"))
-    less = stated(bob, fisher={name: F for name, F in bob.statistics["fisher"].items() if name != "1.weight"})
+    less = with_statistics(bob, fisher={name: F for name, F in bob.statistics["fisher"].items() if name != "1.weight"})
     with refused("bob", "fisher of '1.weight'", "as in ann", "got none"):
         maecho.aggregate([ann, less], "fisher")
     with refused("ann", "fisher of '1.weight'", "as in bob", "got one"):

@@ -14,7 +14,7 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.sylvester import Sylvester
 from maecho.upload.client import make_upload
 from support.clients import ZOO, batches, clients, network, rng
-from support.tiny import stated
+from support.tiny import with_statistics
 
 EXACT: dict[str, Any] = {"tolerance": 1e-12, "ridge": 1e-2, "damping": 0.0}
 
@@ -92,7 +92,7 @@ def test_one_client_comes_back_wherever_it_has_information(name: str) -> None:
 def with_outputs(upload: maecho.Upload, scale: float) -> maecho.Upload:
     """B_i = scale · I."""
     eyes = {layer.name: scale * torch.eye(layer.shape(upload.weights)[1]) for layer in upload.layers}
-    return stated(upload, gradients=eyes)
+    return with_statistics(upload, gradients=eyes)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 1e-1])
@@ -203,7 +203,9 @@ def test_too_few_iterations_are_not_passed_over() -> None:
 def test_layers_without_information_are_named_as_averaged() -> None:
     given = clients(2)
     silent = [
-        stated(u, gradients={n: B.map(lambda s, n=n: s * (n != "2")) for n, B in u.statistics["gradients"].items()})
+        with_statistics(
+            u, gradients={n: B.map(lambda s, n=n: s * (n != "2")) for n, B in u.statistics["gradients"].items()}
+        )
         for u in given
     ]
     merged, average = maecho.aggregate(silent, "kronecker"), maecho.aggregate(given, "fedavg")

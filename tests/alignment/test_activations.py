@@ -19,8 +19,8 @@ from maecho.network.spaces import Place, Space, permute
 from maecho.network.tracing import derive
 from support.clients import batches, clients, network, rng
 from support.contract import close
-from support.networks import NETWORKS, copies
-from support.tiny import stated
+from support.networks import NETWORKS, permuted_copies
+from support.tiny import with_statistics
 
 METHODS = ["ot", "ma-echo+ot"]
 BOTH: dict[str, Any] = {"metric": "activations", "probes": 200}
@@ -29,7 +29,7 @@ BOTH: dict[str, Any] = {"metric": "activations", "probes": 200}
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_permuted_copies_give_the_model_back(name: str, method: str) -> None:
-    model, x, uploads = copies(name)
+    model, x, uploads = permuted_copies(name)
     made = NETWORKS[name][0]().eval()
     made.load_state_dict(maecho.aggregate(uploads, method, model=model, **BOTH))
     torch.testing.assert_close(made(x), model(x), rtol=1e-5, atol=1e-5)
@@ -75,7 +75,7 @@ def test_the_assignment_is_the_hungarian_one_of_the_cost_by_hand() -> None:
 def test_convolutions_are_compared_over_inputs_and_places() -> None:
     """Groups and blocks too: the outputs of a depthwise convolution are its space's neurons as much as what comes
     before it."""
-    model, _, uploads = copies("cnn", 2)
+    model, _, uploads = permuted_copies("cnn", 2)
     spaces = derive(model)
     x = torch.cat([x for _, inputs in common_inputs(uploads, 50, 0) for x, _ in inputs])
     found = Responses(model, uploads[0], uploads, spaces, 50, 0).distances(uploads[1])
@@ -188,7 +188,7 @@ def test_what_is_missing_is_named(method: str) -> None:
         maecho.aggregate(uploads, method, metric="activations")
     with pytest.raises(InputError, match=rf"{named}: model must have 9x12 for '0\.weight' .*got 9x11"):
         maecho.aggregate(uploads, method, metric="activations", model=_narrow())
-    poor = [stated(upload, moments=None) for upload in uploads]
+    poor = [with_statistics(upload, moments=None) for upload in uploads]
     with pytest.raises(UploadError, match=rf"client-0: {named} needs the statistic 'moments', got"):
         maecho.aggregate(poor, method, model=network(), metric="activations")
     with pytest.raises(UploadError, match="client-0: ot needs the statistic 'moments', got"):

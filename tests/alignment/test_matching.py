@@ -16,13 +16,13 @@ from maecho.alignment.transport import Alignment
 from maecho.lab.networks import mlp
 from maecho.network.spaces import load
 from support.clients import batches, network, rng
-from support.networks import NETWORKS, copies
+from support.networks import NETWORKS, permuted_copies
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("method", ["ot", "ma-echo+ot", "fedma"])
 def test_permuted_copies_give_the_model_back(name: str, method: str) -> None:
-    model, x, uploads = copies(name)
+    model, x, uploads = permuted_copies(name)
     made = NETWORKS[name][0]().eval()
     made.load_state_dict(maecho.aggregate(uploads, method, model=model))
     torch.testing.assert_close(made(x), model(x), rtol=1e-5, atol=1e-5)
@@ -31,7 +31,7 @@ def test_permuted_copies_give_the_model_back(name: str, method: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_statistics_move_with_the_neurons(name: str) -> None:
     """Aligned uploads of permuted copies are uploads of the reference: its weights and, on the same data, its Grams."""
-    model, x, uploads = copies(name, 2)
+    model, x, uploads = permuted_copies(name, 2)
     again = maecho.make_upload(_of(name, uploads[1]), [(x, torch.arange(12) % 5)], "client-1", rank=None)
     aligned = Alignment(model=model, reference="client-0").align([uploads[0], again])[1]
     for key, tensor in uploads[0].weights.items():
@@ -84,7 +84,7 @@ def test_soft_statistics_are_those_of_the_mixed_inputs() -> None:
 
 
 def test_the_reference_is_a_choice() -> None:
-    model, _, uploads = copies("mlp")
+    model, _, uploads = permuted_copies("mlp")
     for name in ("client-0", "client-2"):
         aligned = Alignment(model=model, reference=name).align(uploads)
         expected = next(u for u in uploads if u.client == name)

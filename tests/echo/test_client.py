@@ -14,8 +14,8 @@ from support.clients import Net, batches
 from support.clients import network as mlp
 from support.relays import (
     PLAIN,
-    made_clients,
     play,
+    relay_clients,
     same,
 )
 from support.tiny import NAN, refused
@@ -23,7 +23,7 @@ from support.tiny import NAN, refused
 
 def test_no_layer_of_raw_inputs_is_told_the_labels() -> None:
     """Their sum by class would be the mean input of a class; asked twice or not."""
-    client = made_clients()[0]
+    client = relay_clients()[0]
     opening = client.answer({"open": torch.ones(1)}).tensors()
     again = client.answer({"unit/0": torch.ones(1), "head/4": torch.ones(1)}).tensors()
     for answer in (opening, again):

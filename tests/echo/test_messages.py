@@ -21,9 +21,9 @@ from maecho.echo.totals import UnitTotals
 from support.clients import batches, rng
 from support.clients import network as mlp
 from support.relays import (
-    made,
-    made_clients,
     play,
+    random_network,
+    relay_clients,
     same,
 )
 from support.tiny import NAN, refused
@@ -34,8 +34,8 @@ class TestMessages:
 
     def test_only_totals_matter(self, kind: Any) -> None:
         """Noise on every real number that cancels in the total changes nothing but round-off."""
-        clients, server = made_clients(kind), RelayServer(made(kind[0], 9, torch.float64))
-        expected = play(RelayServer(made(kind[0], 9, torch.float64)), clients)
+        clients, server = relay_clients(kind), RelayServer(random_network(kind[0], 9, torch.float64))
+        expected = play(RelayServer(random_network(kind[0], 9, torch.float64)), clients)
         while not server.done:
             question = server.broadcast()
             answers = [client.answer(question).tensors() for client in clients]
@@ -50,19 +50,19 @@ class TestMessages:
         same(server.result(), expected, 1e-6)
 
     def test_they_survive_files(self, kind: Any) -> None:
-        clients = made_clients(kind, 2, torch.float32)
+        clients = relay_clients(kind, 2, torch.float32)
         for client in clients:  # memory that files do not take as it is
             for module in client._own.modules():
                 if isinstance(module, nn.Conv2d):
                     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        direct, server = play(RelayServer(made(kind[0], 9)), clients), RelayServer(made(kind[0], 9))
+        direct, server = play(RelayServer(random_network(kind[0], 9)), clients), RelayServer(random_network(kind[0], 9))
         while not server.done:
             question = load(save(server.broadcast().tensors()))
             server.collect(load(save(client.answer(question).tensors())) for client in clients)
         same(server.result(), direct)
 
     def test_a_question_does_not_change_with_what_comes_after(self) -> None:
-        clients, server = made_clients(), RelayServer(mlp(dtype=torch.float64))
+        clients, server = relay_clients(), RelayServer(mlp(dtype=torch.float64))
         server.collect([c.answer(server.broadcast()) for c in clients])
         question = server.broadcast()
         before = {key: t.clone() for key, t in question.tensors().items()}
@@ -72,12 +72,12 @@ class TestMessages:
         assert float(server.result()["0.weight"].abs().sum()) > 0
 
     def test_order_of_clients_does_not_matter(self, kind: Any) -> None:
-        clients = made_clients(kind)
-        server = lambda: RelayServer(made(kind[0], 9, torch.float64))  # noqa: E731
+        clients = relay_clients(kind)
+        server = lambda: RelayServer(random_network(kind[0], 9, torch.float64))  # noqa: E731
         same(play(server(), clients), play(server(), clients[::-1]), 1e-7)
 
     def test_only_what_is_settled_is_told(self) -> None:
-        clients, server = made_clients(), RelayServer(mlp(dtype=torch.float64))
+        clients, server = relay_clients(), RelayServer(mlp(dtype=torch.float64))
         assert server.broadcast().tensors().keys() == {"round", "open"}
         server.collect(c.answer(server.broadcast()) for c in clients)
         told = {"round", "head/4", "unit/2", "weights/0.weight", "weights/0.bias"}
@@ -88,7 +88,7 @@ class TestMessages:
 
     def test_what_is_symmetric_is_told_once(self) -> None:
         server = RelayServer(mlp(dtype=torch.float64))
-        answer = made_clients()[0].answer(server.broadcast()).tensors()
+        answer = relay_clients()[0].answer(server.broadcast()).tensors()
         assert answer["sum/0/gram"].shape == (1, 13 * 14 // 2)
         whole = torch.randn(2, 5, 5, generator=rng())
         whole = whole + whole.mT
@@ -97,7 +97,7 @@ class TestMessages:
         assert torch.equal(wire.whole_matrix(wire.upper_triangle(row), 4), row), "of a diagonal all is told"
 
     def test_the_server_says_how_large_they_were(self, tmp_path: Path) -> None:
-        clients, path = made_clients(), tmp_path / "relay.safetensors"
+        clients, path = relay_clients(), tmp_path / "relay.safetensors"
         server, sizes = RelayServer(mlp(dtype=torch.float64), checkpoint=path), []
         while not server.done:
             answers = [client.answer(server.broadcast()) for client in clients]
@@ -223,8 +223,8 @@ class TestSums:
     """The law of +: the answer of two clients together is the sum of their answers."""
 
     def test_the_sum_is_that_of_the_wire_forms(self, kind: Any) -> None:
-        server = RelayServer(made(kind[0], 9, torch.float64))
-        one, other = (client.answer(server.broadcast()) for client in made_clients(kind, 2))
+        server = RelayServer(random_network(kind[0], 9, torch.float64))
+        one, other = (client.answer(server.broadcast()) for client in relay_clients(kind, 2))
         whole, (first, second) = (one + other).tensors(), (one.tensors(), other.tensors())
         assert whole.keys() == first.keys()
         for key, tensor in whole.items():
@@ -263,12 +263,12 @@ class TestSums:
 
     def test_a_network_may_hand_over_one_total(self, kind: Any) -> None:
         """As secure aggregation does: it sums dictionaries, and the server never sees one client's."""
-        clients, server = made_clients(kind), RelayServer(made(kind[0], 9, torch.float64), minimum=3)
+        clients, server = relay_clients(kind), RelayServer(random_network(kind[0], 9, torch.float64), minimum=3)
         while not server.done:
             question = server.broadcast().tensors()
             total = [client.answer(question).tensors() for client in clients]
             largest = {key: torch.stack([one[key] for one in total]).amax(0) for key in total[0]}
             real = {key for key, tensor in largest.items() if tensor.is_floating_point()}
             server.collect([largest | {key: sum(one[key] for one in total) for key in real}])
-        same(server.result(), play(RelayServer(made(kind[0], 9, torch.float64)), clients), 1e-7)
+        same(server.result(), play(RelayServer(random_network(kind[0], 9, torch.float64)), clients), 1e-7)
         assert set(server.clients_answered) == {3}

@@ -20,9 +20,9 @@ from support.relays import (
     PLAIN,
     convolutional,
     images,
-    made,
     outputs,
     pre_activation,
+    random_network,
     resnet,
     same,
     sequences,
@@ -38,7 +38,7 @@ class TestExact:
     @pytest.mark.parametrize("training", [True, False])
     def test_one_client_gives_its_outputs_back(self, kind: Any, training: bool) -> None:
         make, data = kind
-        own, other = made(make, 1).train(training), made(make, 2)
+        own, other = random_network(make, 1).train(training), random_network(make, 2)
         before = {key: t.clone() for key, t in own.state_dict().items()}
         state = relay(other, [(own, data(1))])
         torch.testing.assert_close(outputs(own, state, data(1)), outputs(own, before, data(1)), rtol=1e-4, atol=1e-4)
@@ -48,8 +48,8 @@ class TestExact:
 
     def test_identical_clients_are_a_fixed_point_on_data_of_their_own(self, kind: Any) -> None:
         make, data = kind
-        own = made(make, 1)
-        state = relay(made(make, 2), [(own, data(i)) for i in range(3)], regression=PLAIN)
+        own = random_network(make, 1)
+        state = relay(random_network(make, 2), [(own, data(i)) for i in range(3)], regression=PLAIN)
         for i in range(3):
             expected = outputs(own, own.state_dict(), data(i))
             torch.testing.assert_close(outputs(own, state, data(i)), expected, rtol=1e-3, atol=1e-3)
@@ -57,7 +57,7 @@ class TestExact:
     def test_a_linear_network_is_the_pooled_least_squares_solution(self) -> None:
         """Layer by layer: the best map from what the merged layers before give out."""
         models = [
-            made(
+            random_network(
                 lambda: nn.Sequential(nn.Linear(12, 7), nn.Linear(7, 6, bias=False), nn.Linear(6, 5)), i, torch.float64
             )
             for i in range(3)
@@ -80,8 +80,8 @@ class TestExact:
 
     @pytest.mark.parametrize("make", [resnet, convolutional, pre_activation])
     def test_batchnorm_remembers_what_the_merged_network_gives_it(self, make: Any) -> None:
-        pairs = [(made(make, i, torch.float64), images(i, dtype=torch.float64)) for i in range(3)]
-        merged = made(make, 9, torch.float64)
+        pairs = [(random_network(make, i, torch.float64), images(i, dtype=torch.float64)) for i in range(3)]
+        merged = random_network(make, 9, torch.float64)
         merged.load_state_dict(relay(merged, pairs))
         seen: dict[str, list[Tensor]] = {}
         norms = {name: m for name, m in merged.named_modules() if isinstance(m, nn.BatchNorm2d)}
@@ -99,7 +99,7 @@ class TestExact:
             torch.testing.assert_close(module.running_var, x.var(1, correction=0), rtol=1e-6, atol=1e-8)
 
     def test_free_parameters_are_averaged_and_named(self) -> None:
-        pairs = [(made(transformer, i), sequences(i, 12 * (i + 1))) for i in range(2)]
+        pairs = [(random_network(transformer, i), sequences(i, 12 * (i + 1))) for i in range(2)]
         state = relay(pairs[0][0], pairs)
         expected = (pairs[0][0].place + 2 * pairs[1][0].place).detach() / 3
         torch.testing.assert_close(state["place"], expected)
@@ -114,10 +114,10 @@ class TestExact:
             parts = {"body": nn.Linear(12, 5), "norm": nn.BatchNorm1d(5), "idle": nn.Linear(3, 3)}
             return Net(lambda net, x: net.norm(net.body(x)), **parts)
 
-        pairs = [(made(make, i), batches(i)) for i in range(2)]
+        pairs = [(random_network(make, i), batches(i)) for i in range(2)]
         for i, (model, _) in enumerate(pairs):
             model.norm.num_batches_tracked.fill_(3 + i)
-        state = relay(made(make, 5), pairs)
+        state = relay(random_network(make, 5), pairs)
         assert int(state["norm.num_batches_tracked"]) == 4
         assert set(state.averaged) == {"norm.num_batches_tracked", "idle.weight", "idle.bias"}
         torch.testing.assert_close(
@@ -133,7 +133,7 @@ class TestExact:
             relay(mlp(), pairs, prior={})
 
 
-def asked(merged: maecho.Merged) -> list[int]:
+def clients_by_stage(merged: maecho.Merged) -> list[int]:
     """How many clients answered, stage by stage."""
     return [stage["clients"] for stage in merged.recipe["rounds"]]
 
@@ -146,7 +146,7 @@ class TestRounds:
 
     def clients_asked(self, rounds: Any) -> list[int]:
         drawing = None if rounds == "all" else self.few
-        return asked(relay(mlp(), self.pairs, rounds=rounds, drawing=drawing))
+        return clients_by_stage(relay(mlp(), self.pairs, rounds=rounds, drawing=drawing))
 
     def test_real_data_are_consulted_where_it_is_said(self) -> None:
         assert self.clients_asked("all") == [3, 3, 3]
@@ -162,8 +162,8 @@ class TestRounds:
         same(relay(mlp(), self.pairs, rounds=99, **kwargs), relay(mlp(), self.pairs), 1e-6)
 
     def test_a_joined_norm_stands_for_its_layer(self) -> None:
-        pairs = [(made(resnet, i), images(i)) for i in range(2)]
-        assert asked(relay(resnet(), pairs, rounds=["bn1"], drawing=self.few)) == [0, 2, 0, 0]
+        pairs = [(random_network(resnet, i), images(i)) for i in range(2)]
+        assert clients_by_stage(relay(resnet(), pairs, rounds=["bn1"], drawing=self.few)) == [0, 2, 0, 0]
 
     @pytest.mark.parametrize("rounds", [0, -1, True, 1.5, "some", (), None])
     def test_what_is_no_number_of_rounds(self, rounds: Any) -> None:
@@ -224,7 +224,7 @@ def test_clients_of_few_classes_merge_far_above_their_average(make: Any, held: A
         x, y, test = digits.x_train, digits.y_train, [(digits.x_test, digits.y_test)]
     else:
         (x, y), test = most_frequent(3000, 0), [most_frequent(1500, 100)]
-    start, pairs = made(make), []
+    start, pairs = random_network(make), []
     for i, classes in enumerate(held):
         own = torch.isin(y, torch.tensor(classes))
         model = copy.deepcopy(start).train()

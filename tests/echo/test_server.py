@@ -15,9 +15,9 @@ from maecho.echo.simulated import Drawing
 from support.clients import Net, batches
 from support.clients import network as mlp
 from support.relays import (
-    made,
-    made_clients,
     play,
+    random_network,
+    relay_clients,
     same,
 )
 from support.tiny import NAN, refused
@@ -27,7 +27,7 @@ class TestComingAndGoing:
     """Clients that miss rounds, rounds that fail, servers that die."""
 
     def test_a_client_may_miss_rounds_and_come_back(self) -> None:
-        clients, server = made_clients(), RelayServer(mlp(dtype=torch.float64), minimum=2)
+        clients, server = relay_clients(), RelayServer(mlp(dtype=torch.float64), minimum=2)
         here = iter([clients[:2], clients[1:], clients])
         while not server.done:
             question = server.broadcast()
@@ -42,7 +42,7 @@ class TestComingAndGoing:
 
     @pytest.mark.parametrize("stage", [0, 1])
     def test_too_few_answers_change_nothing_and_the_round_is_asked_again(self, stage: int) -> None:
-        clients, server = made_clients(), RelayServer(mlp(dtype=torch.float64), minimum=2)
+        clients, server = relay_clients(), RelayServer(mlp(dtype=torch.float64), minimum=2)
         for _ in range(stage):
             question = server.broadcast()
             server.collect([c.answer(question) for c in clients])
@@ -55,7 +55,7 @@ class TestComingAndGoing:
 
     @pytest.mark.parametrize("stage", [0, 1])
     def test_a_bad_answer_changes_nothing(self, stage: int) -> None:
-        clients, server = made_clients(), RelayServer(mlp(dtype=torch.float64))
+        clients, server = relay_clients(), RelayServer(mlp(dtype=torch.float64))
         for _ in range(stage):
             question = server.broadcast()
             server.collect([c.answer(question) for c in clients])
@@ -98,7 +98,7 @@ class TestComingAndGoing:
         same(play(server, clients), play(RelayServer(mlp(dtype=torch.float64)), clients))
 
     def test_a_crash_in_the_first_round_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        clients, opening = made_clients(), RelayServer(mlp(dtype=torch.float64))
+        clients, opening = relay_clients(), RelayServer(mlp(dtype=torch.float64))
         answers = [c.answer(opening.broadcast()) for c in clients]
 
         def crash(*_: Any) -> None:
@@ -115,7 +115,7 @@ class TestComingAndGoing:
         server = RelayServer(mlp())
         with refused("every stage must be fitted, got 0 of unknown"):
             server.result()
-        clients = made_clients(dtype=torch.float32)
+        clients = relay_clients(dtype=torch.float32)
         server.collect([c.answer(server.broadcast()) for c in clients])
         with refused("every stage must be fitted, got 1 of 3"):
             server.result()
@@ -137,7 +137,9 @@ class Counting(nn.Linear):
 
 
 def counting(seed: int = 0) -> nn.Module:
-    return made(lambda: nn.Sequential(Counting(12, 9), nn.ReLU(), Counting(9, 7), nn.ReLU(), Counting(7, 5)), seed)
+    return random_network(
+        lambda: nn.Sequential(Counting(12, 9), nn.ReLU(), Counting(9, 7), nn.ReLU(), Counting(7, 5)), seed
+    )
 
 
 class TestWhenItIsDone:
@@ -206,7 +208,7 @@ class TestWhenItIsDone:
     def test_layers_that_never_run(self, rounds: list[str]) -> None:
         def make(seed: int) -> nn.Module:
             parts = {"body": nn.Linear(12, 5), "idle": nn.Linear(3, 3)}
-            return made(lambda: Net(lambda net, x: net.body(x), **parts), seed)
+            return random_network(lambda: Net(lambda net, x: net.body(x), **parts), seed)
 
         pairs = [(make(i), batches(i)) for i in range(2)]
         sent = [maecho.make_upload(m, b, f"{i}", rank=None) for i, (m, b) in enumerate(pairs)]

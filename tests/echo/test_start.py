@@ -14,7 +14,7 @@ from support.clients import batches, rng
 from support.clients import network as mlp
 from support.relays import (
     images,
-    made,
+    random_network,
     resnet,
     same,
 )
@@ -61,7 +61,7 @@ def test_a_model_merged_before_is_gone_on_from(rounds: Any) -> None:
 
 
 def test_norms_and_what_has_no_matrix_come_from_the_start_too() -> None:
-    pairs = [(made(resnet, i), images(i)) for i in range(2)]
+    pairs = [(random_network(resnet, i), images(i)) for i in range(2)]
     sent = [maecho.make_upload(m, b, f"client {i}", rank=None) for i, (m, b) in enumerate(pairs)]
     options: dict[str, Any] = {"rounds": ["one"], "uploads": sent, "drawing": Drawing(300)}
     chain = maecho.aggregate(sent, "echo-chain", model=resnet(), draws=300)

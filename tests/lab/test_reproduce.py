@@ -61,7 +61,7 @@ def accuracies(results: dict[str, Any]) -> list[dict[str, float]]:
     return [{name: column["accuracy"] for name, column in run["columns"].items()} for run in results["runs"]]
 
 
-class Told:
+class Reports:
     """What on_run was told: runs done, of how many. Interrupts after so many runs."""
 
     def __init__(self, stop_after: int | None = None):
@@ -75,10 +75,10 @@ class Told:
 
 
 def test_a_run_says_all_about_itself(tmp_path: Path) -> None:
-    told = Told()
-    results = reproduce(TINY, tmp_path, on_run=told)
+    reports = Reports()
+    results = reproduce(TINY, tmp_path, on_run=reports)
     assert json.loads(results_path(TINY, tmp_path).read_text()) == results
-    assert told.runs == [(done, RUNS) for done in range(1, RUNS + 1)]
+    assert reports.runs == [(done, RUNS) for done in range(1, RUNS + 1)]
     assert [(run["cell"], run["seed"]) for run in results["runs"]] == [(c, s) for c in TINY.cells for s in TINY.seeds]
     for run in results["runs"]:
         assert list(run["columns"]) == list(TINY.methods)
@@ -124,9 +124,9 @@ def test_again_does_nothing(tmp_path: Path, no_training: Callable[[], None]) -> 
     path = results_path(ONE, tmp_path)
     before = path.read_bytes(), path.stat().st_mtime_ns
     no_training()
-    told = Told()
-    assert reproduce(ONE, tmp_path, on_run=told) == first
-    assert told.runs == []
+    reports = Reports()
+    assert reproduce(ONE, tmp_path, on_run=reports) == first
+    assert reports.runs == []
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
@@ -183,12 +183,12 @@ def test_a_document_shows_what_was_run(tmp_path: Path) -> None:
 
 def test_an_interruption_loses_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        reproduce(TINY, tmp_path, on_run=Told(stop_after=1))
+        reproduce(TINY, tmp_path, on_run=Reports(stop_after=1))
     kept = json.loads(results_path(TINY, tmp_path).read_text())["runs"]
     assert len(kept) == 1
-    told = Told()
-    results = reproduce(TINY, tmp_path, on_run=told)
-    assert told.runs == [(done, RUNS) for done in range(2, RUNS + 1)]
+    reports = Reports()
+    results = reproduce(TINY, tmp_path, on_run=reports)
+    assert reports.runs == [(done, RUNS) for done in range(2, RUNS + 1)]
     assert results["runs"][0] == kept[0]
     assert accuracies(results) == accuracies(reproduce(TINY, tmp_path / "at once"))
 
@@ -196,9 +196,9 @@ def test_an_interruption_loses_nothing(tmp_path: Path) -> None:
 def test_other_training_is_not_taken_from_old_results(tmp_path: Path) -> None:
     old = reproduce(ONE, tmp_path)
     longer = replace(ONE, training=replace(ONE.training, epochs=3))
-    told = Told()
-    new = reproduce(longer, tmp_path, on_run=told)
-    assert told.runs == [(1, 1)]
+    reports = Reports()
+    new = reproduce(longer, tmp_path, on_run=reports)
+    assert reports.runs == [(1, 1)]
     assert [run["made_of"] for run in new["runs"]] != [run["made_of"] for run in old["runs"]]
     assert accuracies(new) == accuracies(reproduce(longer, tmp_path / "afresh"))
     assert accuracies(new) != accuracies(old)

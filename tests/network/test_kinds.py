@@ -18,7 +18,7 @@ from maecho.network.stages import plan
 from maecho.statistics import STATISTICS
 from support.clients import batches, rng
 from support.contract import close
-from support.networks import settled
+from support.networks import with_running_statistics
 from support.tiny import QUICK
 
 CONVOLUTIONS = {
@@ -103,7 +103,7 @@ def theirs(seed: int) -> nn.Sequential:
         torch.manual_seed(seed)
         one, two, three = (InputsFirst(*widths) for widths in WIDTHS.values())
         model = nn.Sequential(one, nn.BatchNorm1d(9), nn.ReLU(), two, nn.ReLU(), three).double()
-    return settled(model, batches(seed, dtype=torch.float64)[0][0])  # type: ignore[return-value]
+    return with_running_statistics(model, batches(seed, dtype=torch.float64)[0][0])  # type: ignore[return-value]
 
 
 def linear(seed: int) -> nn.Sequential:

@@ -13,14 +13,14 @@ from maecho.lab.networks import mlp
 from maecho.network.spaces import Place, Space, check, load, permute, verify
 from maecho.network.tracing import derive
 from support.clients import rng
-from support.networks import NETWORKS, settled
+from support.networks import NETWORKS, with_running_statistics
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_outputs_are_unchanged(name: str) -> None:
     make, shape = NETWORKS[name]
     x = torch.randn(shape, generator=rng())
-    model = settled(make(), x)
+    model = with_running_statistics(make(), x)
     spaces = derive(model)
     verify(model, spaces, x)
     orders = {space.name: torch.randperm(space.size, generator=rng(1)) for space in spaces}

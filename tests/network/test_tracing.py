@@ -13,7 +13,7 @@ from maecho.lab.networks import mlp
 from maecho.network.spaces import verify
 from maecho.network.tracing import derive
 from support.clients import rng
-from support.networks import ResNet, cnn, settled
+from support.networks import ResNet, cnn, with_running_statistics
 
 
 @settings(deadline=None, max_examples=20)
@@ -41,7 +41,7 @@ def test_random_cnns(channels: list[int], norm: bool, bias: bool, seed: int) -> 
             ]
         model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * 16, 4), nn.ReLU(), nn.Linear(4, 3))
     x = torch.randn(4, 2, 4, 4, generator=rng(seed))
-    spaces = derive(settled(model, x))
+    spaces = derive(with_running_statistics(model, x))
     assert len(spaces) == len(channels) + 1
     verify(model, spaces, x)
 

@@ -20,7 +20,7 @@ from maecho.network.tracing import derive
 from maecho.synthesis.correction import MAP_DRAWS, Correction
 from maecho.synthesis.pseudo import PseudoInputs, draw
 from support.clients import batches, network, rng
-from support.tiny import refused, stated
+from support.tiny import refused, with_statistics
 from support.tiny import upload as tiny_upload
 
 
@@ -72,7 +72,10 @@ def test_aligned_they_are_those_of_the_reference() -> None:
     orders = {space.name: torch.randperm(space.size, generator=rng(space.size)) for space in spaces}
     other.load_state_dict(permute(other.state_dict(), spaces, orders))
     uploads = [maecho.make_upload(m, data, c, rank=None) for m, c in ((model, "ann"), (other, "bob"))]
-    cut = [stated(u, features={n: m.cut(lambda _: 2) for n, m in u.statistics["features"].items()}) for u in uploads]
+    cut = [
+        with_statistics(u, features={n: m.cut(lambda _: 2) for n, m in u.statistics["features"].items()})
+        for u in uploads
+    ]
     for one, two in (Alignment().align(uploads), Alignment().align(cut)):
         first, second = one.statistics["features"]["2"], two.statistics["features"]["2"]
         torch.testing.assert_close(first.means, second.means, rtol=1e-5, atol=1e-5)
@@ -98,7 +101,7 @@ def test_aligned_they_are_those_of_the_reference() -> None:
 )
 def test_what_is_wrong_is_named(change: Any, parts: tuple[str, ...]) -> None:
     with refused(*parts):
-        stated(tiny_upload(), features=change(tiny_upload().statistics["features"]["2"]))
+        with_statistics(tiny_upload(), features=change(tiny_upload().statistics["features"]["2"]))
 
 
 def squares(seed: int, n: int = 600) -> tuple[Tensor, Tensor]:

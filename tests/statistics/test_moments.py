@@ -27,7 +27,7 @@ def clouds(n: int = 90, d: int = 4, parts: int = 3, apart: float = 50.0) -> tupl
     return torch.randn(n, d, generator=rng(1)).double() + apart * torch.eye(d)[which], which
 
 
-def told(data: list[Any], **options: Any) -> Gaussians:
+def moments_of(data: list[Any], **options: Any) -> Gaussians:
     upload = maecho.make_upload(network(), data, "ann", ["moments", "classes"], rank=None, **options)
     assert upload.statistics.get("moments") is not None
     return upload.statistics["moments"]
@@ -46,7 +46,7 @@ def overall(m: Gaussians) -> tuple[Tensor, Tensor]:
 def test_the_mixture_has_the_mean_and_covariance_of_the_data(gaussians: int, covariance: Any) -> None:
     data = batches()
     x, y = (torch.cat(part) for part in zip(*data, strict=True))
-    m = told(data, gaussians=gaussians, covariance=covariance)
+    m = moments_of(data, gaussians=gaussians, covariance=covariance)
     assert int(m.counts.sum()) == len(x)
     assert len(m.covariances) == (1 if covariance == "shared" else len(m.classes))
     for label in range(5):
@@ -108,7 +108,7 @@ def test_every_class_has_directions_of_its_own_number(tmp_path: Path) -> None:
 
 
 def test_covariances_are_one_matrix_each() -> None:
-    whole = told(batches())
+    whole = moments_of(batches())
     c = whole.covariances[0]
     assert c.basis is not None
     for odd in (
@@ -196,7 +196,7 @@ class TestPseudoInputs:
     """Draws have the moments that they are drawn from."""
 
     def test_their_moments(self) -> None:
-        m = told(batches(), gaussians=2)
+        m = moments_of(batches(), gaussians=2)
         drawn = list(PseudoInputs(m, 200_000, chunk=1000))
         x, y = (torch.cat(part).double() for part in zip(*drawn, strict=True))  # type: ignore[arg-type]
         mean, spread = overall(m)
@@ -208,7 +208,7 @@ class TestPseudoInputs:
             assert int((y == label).sum()) / len(y) == pytest.approx(share, abs=1e-3)
 
     def test_they_come_again_and_nothing_global_changes(self) -> None:
-        m, state = told(batches()), torch.get_rng_state()
+        m, state = moments_of(batches()), torch.get_rng_state()
         inputs = PseudoInputs(m, 100, chunk=7, seed=3)
         one, two = ([x for x, _ in inputs] for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))

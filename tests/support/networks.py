@@ -47,7 +47,7 @@ def cnn() -> nn.Sequential:
     )  # fmt: skip
 
 
-def settled(model: nn.Module, x: Tensor) -> nn.Module:
+def with_running_statistics(model: nn.Module, x: Tensor) -> nn.Module:
     """With running statistics that are not those of a fresh network."""
     model.train()
     with torch.no_grad():
@@ -62,11 +62,11 @@ NETWORKS = {
 }
 
 
-def copies(name: str, count: int = 3) -> tuple[nn.Module, torch.Tensor, list[maecho.Upload]]:
+def permuted_copies(name: str, count: int = 3) -> tuple[nn.Module, torch.Tensor, list[maecho.Upload]]:
     """One network, and uploads of it with its neurons in other orders."""
     make, shape = NETWORKS[name]
     x = torch.randn((12, *shape[1:]), generator=rng())
-    model = settled(make(), x)
+    model = with_running_statistics(make(), x)
     spaces, uploads = derive(model), []
     for i in range(count):
         orders = {s.name: torch.randperm(s.size, generator=rng(i)) for s in spaces} if i else {}

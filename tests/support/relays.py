@@ -19,7 +19,7 @@ PLAIN = Regression().plain
 """To the clients' own outputs alone, whatever the labels."""
 
 
-def made(make: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+def random_network(make: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Random weights everywhere, and running statistics of data."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -151,13 +151,13 @@ def play(server: RelayServer, clients: list[RelayClient]) -> maecho.Merged:
     return server.result()
 
 
-def made_clients(kind: Any = ZOO["mlp"], count: int = 3, dtype: torch.dtype = torch.float64) -> list[RelayClient]:
+def relay_clients(kind: Any = ZOO["mlp"], count: int = 3, dtype: torch.dtype = torch.float64) -> list[RelayClient]:
     make, data = kind
 
     def cast(d: list[Any]) -> list[Any]:
         return [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in d]
 
-    return [RelayClient(made(make, i, dtype), cast(data(i)), f"client {i}") for i in range(count)]
+    return [RelayClient(random_network(make, i, dtype), cast(data(i)), f"client {i}") for i in range(count)]
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 0.0) -> None:

@@ -44,17 +44,17 @@ def upload(client: str = "ann") -> Upload:
     return make_upload(network(seed=sum(client.encode())), batches(), client, STATISTICS, rank=None)
 
 
-def changed(**fields: Any) -> Upload:
+def with_fields(**fields: Any) -> Upload:
     return replace(upload(), **fields)
 
 
-def stated(upload: Upload, **statistics: Any) -> Upload:
+def with_statistics(upload: Upload, **statistics: Any) -> Upload:
     """The upload with other values of these statistics; without those that are None."""
     values = {name: value for name, value in {**upload.statistics, **statistics}.items() if value is not None}
     return replace(upload, statistics=values)
 
 
-def spoilt(tensor: Tensor, value: float = NAN) -> Tensor:
+def with_last_entry(tensor: Tensor, value: float = NAN) -> Tensor:
     """Its last entry is this value."""
     tensor = tensor.clone(memory_format=torch.contiguous_format)
     tensor.view(-1)[-1] = value

@@ -63,7 +63,7 @@ def test_what_is_an_image(shape: tuple[int, ...], expected: bool) -> None:
     assert leaves.is_image(shape) is expected
 
 
-def told(x: Tensor, rank: int | None = None) -> Gaussians:
+def moments_of(x: Tensor, rank: int | None = None) -> Gaussians:
     model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 2))
     found = maecho.make_upload(model, [x], "ann", ["moments"], rank=rank).statistics["moments"]
     assert found is not None
@@ -76,7 +76,7 @@ def smooth(n: int = 600) -> Tensor:
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_inputs_have_the_covariance_that_was_told(noise: Noise) -> None:
-    m = told(smooth())
+    m = moments_of(smooth())
     x = draw(m, 0, 40_000, rng(1), torch.float64, noise).flatten(1)
     expected = m.covariances[0].dense()[0].double()
     error = torch.linalg.matrix_norm(x.T.cov() - expected) / torch.linalg.matrix_norm(expected)
@@ -89,7 +89,7 @@ def test_inputs_have_the_covariance_that_was_told(noise: Noise) -> None:
 def test_of_what_is_cut_off_the_variances_are_right(noise: Noise, in_cosines: bool) -> None:
     """In the coordinates that they were told in."""
     speckled = torch.randn(600, 2, 8, 8, generator=rng()) * torch.rand(2, 8, 8, generator=rng(1))
-    m = told(smooth() if in_cosines else speckled, rank=6)
+    m = moments_of(smooth() if in_cosines else speckled, rank=6)
     assert m.in_cosines is in_cosines
     assert m.residual is not None
     x, directions = draw(m, 0, 40_000, rng(2), torch.float64, noise).flatten(1), m.covariances[0].basis
@@ -102,7 +102,7 @@ def test_of_what_is_cut_off_the_variances_are_right(noise: Noise, in_cosines: bo
 
 
 def test_what_is_no_image_is_gaussian() -> None:
-    m = told(torch.randn(50, 12, generator=rng()))
+    m = moments_of(torch.randn(50, 12, generator=rng()))
     one, other = (draw(m, 0, 20, rng(3), torch.float32, noise) for noise in NOISES)
     assert torch.equal(one, other)
 

@@ -16,7 +16,7 @@ from maecho import InputError, Merged, Upload, UploadError, aggregate, disk, mak
 from maecho.upload import envelope
 from maecho.upload import storage as files
 from support.damage import digest, forged
-from support.tiny import INF, NAN, batches, cases, network, refused, spoilt, upload
+from support.tiny import INF, NAN, batches, cases, network, refused, upload, with_last_entry
 
 ANN = "ann.safetensors"
 
@@ -123,7 +123,7 @@ def test_a_tensor_of_another_shape(tmp_path: Path, key: str, shape: str) -> None
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_number_that_is_not_finite(tmp_path: Path, key: str, value: float) -> None:
     with refused(ANN, "ann:", "finite", "NaN or infinity"):
-        Upload.load(edited(tmp_path / ANN, lambda tensors: tensors.update({key: spoilt(tensors[key], value)})))
+        Upload.load(edited(tmp_path / ANN, lambda tensors: tensors.update({key: with_last_entry(tensors[key], value)})))
 
 
 @pytest.mark.parametrize("part", ["moments", "features/2"])

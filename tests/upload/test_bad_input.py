@@ -16,7 +16,19 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.spaces import load
 from maecho.statistics import STATISTICS
-from support.tiny import INF, NAN, QUICK, batches, cases, changed, network, refused, spoilt, stated, upload
+from support.tiny import (
+    INF,
+    NAN,
+    QUICK,
+    batches,
+    cases,
+    network,
+    refused,
+    upload,
+    with_fields,
+    with_last_entry,
+    with_statistics,
+)
 
 KINDS = ("gram", "projector", "gradients")
 SOURCES = ("memory", "files")
@@ -24,77 +36,79 @@ x, y = (torch.cat(part) for part in zip(*batches(), strict=True))
 
 
 def with_statistic(kind: str, layer: str, found: Any) -> Upload:
-    return stated(upload(), **{kind: {**upload().statistics[kind], layer: found}})
+    return with_statistics(upload(), **{kind: {**upload().statistics[kind], layer: found}})
 
 
 def with_moments(**fields: Any) -> Upload:
     moments = upload().statistics["moments"]
     assert moments is not None
-    return stated(
+    return with_statistics(
         upload(), moments=replace(moments, **{k: change(getattr(moments, k)) for k, change in fields.items()})
     )
 
 
 def with_weight(name: str, change: Callable[[Tensor], object]) -> Upload:
-    return changed(weights={**upload().weights, name: change(upload().weights[name])})
+    return with_fields(weights={**upload().weights, name: change(upload().weights[name])})
 
 
-def counted(counts: Tensor) -> Upload:
-    return stated(upload(), classes=counts)
+def with_class_counts(counts: Tensor) -> Upload:
+    return with_statistics(upload(), classes=counts)
 
 
-def targeted(targets: object) -> Upload:
-    return stated(upload(), targets=targets)
+def with_targets(targets: object) -> Upload:
+    return with_statistics(upload(), targets=targets)
 
 
 def with_fisher(name: str, change: Callable[[Tensor], object]) -> Upload:
-    return stated(upload(), fisher={**upload().statistics["fisher"], name: change(upload().statistics["fisher"][name])})
+    return with_statistics(
+        upload(), fisher={**upload().statistics["fisher"], name: change(upload().statistics["fisher"][name])}
+    )
 
 
 UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
-    "no name": (lambda: changed(client=" "), ("a client must have a name", "' '")),
-    "NaN weight": (lambda: with_weight("0.weight", spoilt), ("ann", "'0.weight'", "finite", "NaN")),
+    "no name": (lambda: with_fields(client=" "), ("a client must have a name", "' '")),
+    "NaN weight": (lambda: with_weight("0.weight", with_last_entry), ("ann", "'0.weight'", "finite", "NaN")),
     "infinite bias": (lambda: with_weight("0.bias", lambda b: b + INF), ("ann", "'0.bias'", "finite", "infinity")),
     "weight that is no tensor": (lambda: with_weight("0.bias", Tensor.tolist), ("ann", "'0.bias'", "tensor", "list")),
-    "no weights": (lambda: changed(weights={}), ("ann", "weights", "got none")),
-    "layer without its weight": (lambda: changed(weights={"x": torch.ones(1)}), ("ann", "'0'", "'0.weight'")),
-    "no such head": (lambda: changed(head="tail"), ("ann", "head", "'tail'")),
-    "tied to nothing": (lambda: changed(aliases={"x": "nowhere"}), ("ann", "'nowhere'")),
-    "no examples": (lambda: changed(examples=0), ("ann", "at least 1", "got 0")),
+    "no weights": (lambda: with_fields(weights={}), ("ann", "weights", "got none")),
+    "layer without its weight": (lambda: with_fields(weights={"x": torch.ones(1)}), ("ann", "'0'", "'0.weight'")),
+    "no such head": (lambda: with_fields(head="tail"), ("ann", "head", "'tail'")),
+    "tied to nothing": (lambda: with_fields(aliases={"x": "nowhere"}), ("ann", "'nowhere'")),
+    "no examples": (lambda: with_fields(examples=0), ("ann", "at least 1", "got 0")),
     "counts of too many": (
-        lambda: counted(torch.tensor([20, 10, 1])),
+        lambda: with_class_counts(torch.tensor([20, 10, 1])),
         ("ann", "sum to its 30", "got 31"),
     ),
-    "negative counts": (lambda: counted(torch.tensor([40, -10, 0])), ("ann", "none negative", "-10")),
+    "negative counts": (lambda: with_class_counts(torch.tensor([40, -10, 0])), ("ann", "none negative", "-10")),
     "counts in halves": (
-        lambda: counted(torch.tensor([14.5, 15.5, 0])),
+        lambda: with_class_counts(torch.tensor([14.5, 15.5, 0])),
         ("ann", "whole number", "14.5"),
     ),
-    "counts of two classes": (lambda: counted(torch.tensor([20, 10])), ("ann", "3", "got 2")),
-    "NaN class mean": (lambda: with_moments(means=spoilt), ("ann", "class means", "finite", "NaN")),
+    "counts of two classes": (lambda: with_class_counts(torch.tensor([20, 10])), ("ann", "3", "got 2")),
+    "NaN class mean": (lambda: with_moments(means=with_last_entry), ("ann", "class means", "finite", "NaN")),
     "negative covariance": (
         lambda: with_moments(covariances=lambda cs: tuple(c.map(lambda s: s - 9) for c in cs)),
         ("ann", "covariances", "positive semidefinite", "got the eigenvalue -"),
     ),
     "NaN covariance": (
-        lambda: with_moments(covariances=lambda cs: tuple(c.map(spoilt) for c in cs)),
+        lambda: with_moments(covariances=lambda cs: tuple(c.map(with_last_entry) for c in cs)),
         ("ann", "covariances", "finite"),
     ),
     "targets without a head": (
-        lambda: stated(changed(head=None, statistics={"targets": upload().statistics["targets"]})),
+        lambda: with_statistics(with_fields(head=None, statistics={"targets": upload().statistics["targets"]})),
         ("ann", "targets", "head", "got none"),
     ),
-    "targets of two classes": (lambda: targeted(torch.ones(2, 6)), ("ann", "(3, 6)", "got (2, 6)")),
-    "targets in a list": (lambda: targeted([1.0]), ("ann", "(3, 6)", "got [1.0]")),
-    "NaN targets": (lambda: targeted(spoilt(torch.ones(3, 6))), ("ann", "targets", "finite", "NaN")),
+    "targets of two classes": (lambda: with_targets(torch.ones(2, 6)), ("ann", "(3, 6)", "got (2, 6)")),
+    "targets in a list": (lambda: with_targets([1.0]), ("ann", "(3, 6)", "got [1.0]")),
+    "NaN targets": (lambda: with_targets(with_last_entry(torch.ones(3, 6))), ("ann", "targets", "finite", "NaN")),
     "targets of too many": (
-        lambda: targeted(torch.full((3, 6), 11.0)),
+        lambda: with_targets(torch.full((3, 6), 11.0)),
         ("ann", "its 30 examples", "got 33"),
     ),
-    "NaN fisher": (lambda: with_fisher("0.weight", spoilt), ("ann", "fisher of '0.weight'", "finite", "NaN")),
+    "NaN fisher": (lambda: with_fisher("0.weight", with_last_entry), ("ann", "fisher of '0.weight'", "finite", "NaN")),
     "infinite fisher": (lambda: with_fisher("2.bias", lambda F: F + INF), ("ann", "fisher of '2.bias'", "finite")),
     "negative fisher": (
-        lambda: with_fisher("0.bias", lambda F: spoilt(F, -0.5)),
+        lambda: with_fisher("0.bias", lambda F: with_last_entry(F, -0.5)),
         ("ann", "fisher of '0.bias'", "not be negative", "got -0.5"),
     ),
     "fisher of another shape": (
@@ -103,11 +117,11 @@ UPLOADS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     ),
     "fisher in a list": (lambda: with_fisher("0.bias", Tensor.tolist), ("ann", "fisher of '0.bias'", "(5,)", "list")),
     "fisher of no weight": (
-        lambda: stated(upload(), fisher={**upload().statistics["fisher"], "zero": torch.ones(1)}),
+        lambda: with_statistics(upload(), fisher={**upload().statistics["fisher"], "zero": torch.ones(1)}),
         ("ann", "fisher", "parameters of the network", "got one for 'zero'"),
     ),
     "no fisher of a layer": (
-        lambda: stated(upload(), fisher={"0.weight": upload().statistics["fisher"]["0.weight"]}),
+        lambda: with_statistics(upload(), fisher={"0.weight": upload().statistics["fisher"]["0.weight"]}),
         ("ann", "fisher", "a tensor for '0.bias'", "got none"),
     ),
     "moments of more examples": (lambda: with_moments(counts=lambda n: n + 1), ("ann", "30", "got 33")),
@@ -135,10 +149,13 @@ def test_moments_fit_together(part: str, change: Callable[[Tensor], Tensor], sai
 
 
 STATISTIC: dict[str, tuple[Callable[[Tensor, Tensor], object], tuple[str, ...]]] = {
-    "NaN eigenvalue": (lambda s, U: Spectrum(spoilt(s), U), ("finite", "NaN")),
-    "infinite eigenvalue": (lambda s, U: Spectrum(spoilt(s, INF), U), ("finite", "infinity")),
-    "NaN basis": (lambda s, U: Spectrum(s, spoilt(U)), ("finite", "NaN")),
-    "negative eigenvalue": (lambda s, U: Spectrum(spoilt(s, -0.5), U), ("positive semidefinite", "eigenvalue -0.5")),
+    "NaN eigenvalue": (lambda s, U: Spectrum(with_last_entry(s), U), ("finite", "NaN")),
+    "infinite eigenvalue": (lambda s, U: Spectrum(with_last_entry(s, INF), U), ("finite", "infinity")),
+    "NaN basis": (lambda s, U: Spectrum(s, with_last_entry(U)), ("finite", "NaN")),
+    "negative eigenvalue": (
+        lambda s, U: Spectrum(with_last_entry(s, -0.5), U),
+        ("positive semidefinite", "eigenvalue -0.5"),
+    ),
     "long eigenvectors": (lambda s, U: Spectrum(s, 1.5 * U), ("orthonormal", "off by")),
     "one eigenvector": (lambda s, U: Spectrum(s, U[..., :1].expand_as(U)), ("orthonormal", "off by")),
     "too few eigenvalues": (lambda s, U: Spectrum(s[:, 1:], U), ()),
@@ -152,7 +169,7 @@ STATISTIC: dict[str, tuple[Callable[[Tensor, Tensor], object], tuple[str, ...]]]
     "row": (lambda s, U: torch.ones(5), ("square", "(5,)")),
     "skew matrix": (lambda s, U: torch.eye(5) + torch.ones(5, 5).triu(1), ("symmetric", "mirror image")),
     "negative matrix": (lambda s, U: -torch.eye(5), ("positive semidefinite", "eigenvalue -1")),
-    "NaN matrix": (lambda s, U: spoilt(torch.eye(5)), ("finite", "NaN")),
+    "NaN matrix": (lambda s, U: with_last_entry(torch.eye(5)), ("finite", "NaN")),
     "list": (lambda s, U: [1.0], ("list",)),
 }
 
@@ -179,7 +196,7 @@ def test_a_statistic_is_of_every_layer_and_of_no_other(kind: str) -> None:
     with refused("ann", kind, "layers of the network", "got a matrix for 'zero'"):
         with_statistic(kind, "zero", torch.eye(5))
     with refused("ann", kind, "a matrix for '2'", "got none"):
-        stated(upload(), **{kind: {"0": torch.eye(5)}})
+        with_statistics(upload(), **{kind: {"0": torch.eye(5)}})
 
 
 def fill_with_nan(module: nn.Module) -> None:
@@ -199,7 +216,7 @@ DATA: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "statistics in one string": ({"statistics": "gram"}, ("ann", *STATISTICS, "'gram'")),
     **{
         f"{value} in the inputs, {statistic}": (
-            {"batches": [*batches(), (spoilt(x, value), y)], "statistics": [statistic]},
+            {"batches": [*batches(), (with_last_entry(x, value), y)], "statistics": [statistic]},
             ("ann", "finite", "NaN or infinity"),
         )
         for value in (NAN, INF)
@@ -338,7 +355,7 @@ EVALUATE: dict[str, tuple[nn.Module, list[Any], tuple[str, ...]]] = {
     "empty batches": (network(), [(x[:0], y[:0])], ("at least one example", "got none")),
     "label too large": (network(), [(x, y + 1)], ("0 … 2", "3 outputs", "3")),
     "negative label": (network(), [(x, y - 1)], ("0 … 2", "3 outputs", "-1")),
-    "NaN in the inputs": (network(), [(spoilt(x), y)], ("finite", "NaN")),
+    "NaN in the inputs": (network(), [(with_last_entry(x), y)], ("finite", "NaN")),
     "NaN in the model": (network().apply(fill_with_nan), [(x, y)], ("finite", "NaN")),
 }
 

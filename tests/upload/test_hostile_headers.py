@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from maecho import Upload, UploadError, aggregate, make_upload
 from maecho.upload import storage
 from support import damage
-from support.tiny import batches, cases, network, refused, stated, upload
+from support.tiny import batches, cases, network, refused, upload, with_statistics
 
 ANN = "ann.safetensors"
 
@@ -193,7 +193,7 @@ def test_whole_numbers_are_in_their_range(tmp_path: Path, change: dict[str, list
 def test_four_counts_whose_sum_wraps_to_the_right_one() -> None:
     made = make_upload(network(classes=4), batches(classes=4), "ann", ["classes"])
     with refused("class counts must sum to its 30 examples", "got 18446744073709551646"):
-        stated(made, classes=torch.tensor([2**62, 2**62, 2**62, 2**62 + 30]))
+        with_statistics(made, classes=torch.tensor([2**62, 2**62, 2**62, 2**62 + 30]))
 
 
 @pytest.mark.parametrize("key", ["gram/0/values", "moments/means", "targets", "fisher/0.bias", "features/2/means"])

@@ -80,7 +80,7 @@ def defaults(method: Any) -> dict[str, Any]:
 
 
 def options(method: str, texts: Iterable[str]) -> dict[str, Any]:
-    """Read options of the form name=value. A value that is JSON (60, 0.5, true, null) is read as JSON, others as text."""
+    """Read options of the form name=value. A value is read as JSON (60, 0.5, true, null) if it is JSON, else text."""
     choose(method)
     found = {}
     for text in texts:
