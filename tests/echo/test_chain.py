@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import maecho
-from maecho import RelayServer, make_upload
+from maecho import InputError, RelayServer, make_upload
 from maecho.aggregation import EchoChain
 from maecho.echo.fit import Regression
 from maecho.echo.players import Drawing
@@ -184,9 +184,10 @@ class TestBadInput:
             chain([3])
 
     def test_no_model_or_another(self) -> None:
-        with refused("model must be the network that the uploads are weights of", "echo-chain runs it", "got none"):
+        expected = ("model must be the network that the uploads are weights of", "echo-chain runs it", "got none")
+        with refused(*expected, error=InputError):
             EchoChain()(uploads())
-        with refused("model must have 9x12 for '0.weight'", "client-0", "got 8x12"):
+        with refused("model must have 9x12 for '0.weight'", "client-0", "got 8x12", error=InputError):
             chain(model=nn.Sequential(nn.Linear(12, 8)))
 
     def test_a_model_that_cannot_be_copied(self) -> None:
