@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from maecho import devices
 from maecho.aggregation.average import ClassAwareHead, Mean
 from maecho.aggregation.iteration import Echo, Steps, echo
 from maecho.aggregation.limits import Limit
@@ -233,7 +234,7 @@ class _Gathered:
                 self.limits[layer.name].add(W, P)
             else:
                 # Half precision would lose the small steps; the result is rounded to it once, at the end.
-                self.local[layer.name].append(W.to(torch.promote_types(W.dtype, torch.float32)))
+                self.local[layer.name].append(W.to(devices.float32_or_finer([W])))
                 self.spectra[layer.name].append(P)
 
     def start(self) -> dict[str, Tensor]:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
+from maecho import devices
 from maecho.errors import UploadError
 from maecho.linalg.spectra import Spectrum
 from maecho.statistics import STATISTICS
@@ -60,8 +59,7 @@ def parse(rank: int | float | str | None) -> Rank | Share | Size:
 
 def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
     """The same upload, its statistics at the precision of its weights (float32 at least) and cut down."""
-    double = any(tensor.dtype == torch.float64 for tensor in upload.weights.values())
-    dtype = torch.float64 if double else torch.float32
+    dtype = devices.float32_or_finer(upload.weights.values())
     values = {name: STATISTICS[name].at(value, dtype) for name, value in upload.statistics.items()}
     rank: Callable[[Spectrum], int]
     keep_variances = True
