@@ -10,7 +10,6 @@ each time, so nothing of them is kept.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from maecho.linalg import cosines
 from maecho.linalg.gaussians import NO_CLASS, Gaussians
+from maecho.randomness import seed_of
 from maecho.synthesis import leaves
 
 Noise = Literal["leaves", "gaussian"]
@@ -29,7 +29,7 @@ NOISES = ("leaves", "gaussian")
 
 def seed_for(seed: int, client: str) -> int:
     """Streams of random numbers that have nothing to do with each other, whatever the order of clients."""
-    return int(hashlib.sha256(f"{seed}/{client}".encode()).hexdigest()[:12], 16)
+    return seed_of(f"{seed}/{client}")
 
 
 @dataclass(frozen=True)
