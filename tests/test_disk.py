@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maecho import Upload, aggregate, disk
-from support.tiny import refused, upload
-
-ANN = "ann.safetensors"
-
-
-def saved(folder: Path, one: Upload | None = None) -> Path:
-    (one or upload()).save(folder / ANN)
-    return folder / ANN
+from support.tiny import ANN, refused, saved, upload
 
 
 def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:

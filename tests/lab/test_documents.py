@@ -11,16 +11,11 @@ from maecho import METHODS
 from maecho.errors import InputError
 from maecho.lab import documents, experiment, tables
 from maecho.lab.experiment import Experiment, settings
+from support.configs import HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 
-CONFIG = """
-title = "Mine"
-data = "digits"
-network = "digits-mlp"
-seeds = [0]
-cells = [{ clients = 2, beta = 0.5, init = "same" }]
-
+CONFIG = f"""{HEAD}
 [document]
 order = 1
 heading = "A table of mine"
