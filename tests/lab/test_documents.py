@@ -15,7 +15,9 @@ from support.configs import HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 
-CONFIG = f"""{HEAD}
+CONFIG = (
+    HEAD
+    + """
 [document]
 order = 1
 heading = "A table of mine"
@@ -26,6 +28,7 @@ shows = ["table", "uploads", "ladder"]
 local = { method = "local" }
 echo-chain = { method = "echo-chain" }
 """
+)
 
 
 def test_the_pages_on_disk_are_those_that_would_be_written() -> None:

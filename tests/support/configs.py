@@ -11,7 +11,9 @@ cells = [{ clients = 2, beta = 0.5, init = "same" }]
 """
 """What they have in common: a table on the embedded digits."""
 
-CONFIG = f"""{HEAD}
+CONFIG = (
+    HEAD
+    + """
 [training]
 epochs = 1
 
@@ -19,3 +21,4 @@ epochs = 1
 ma-echo = { method = "ma-echo" }
 ensemble = { method = "ensemble", by = "logits" }
 """
+)
