@@ -104,12 +104,11 @@ class Privacy:
         """The standard deviation of the noise on a sum that is released together with others, `parts` in all."""
         return self.noise * math.sqrt(parts) * self.sensitivity(part)
 
-    def noisy(self, total: Tensor, part: str, parts: int) -> Tensor:
-        """A sum as it may leave the client. Of a square "gram" the upper half is told twice: were only the noise
-        mirrored, what round-off makes of the two halves of the sum itself would show."""
-        told = total.cpu().double() + self.deviation(part, parts) * normal(total.shape, self.generator)
-        square = part == "gram" and total.shape[-2] == total.shape[-1]
-        return told.triu() + told.triu(1).mT if square else told
+    def noisy(self, total: Tensor, part: str, parts: int, symmetric: bool = False) -> Tensor:
+        """A sum as it may leave the client. Of a symmetric matrix the upper half is sent and mirrored: were the noise
+        alone mirrored, round-off in the lower half of the sum would show."""
+        sent = total.cpu().double() + self.deviation(part, parts) * normal(total.shape, self.generator)
+        return sent.triu() + sent.triu(1).mT if symmetric else sent
 
     def factor(self, h: Float[Tensor, "g n p d"], z: Float[Tensor, "g n p o"]) -> Float[Tensor, " n"]:
         """By what each example's rows of both are multiplied: one factor, so that z = W h stays true."""

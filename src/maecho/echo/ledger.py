@@ -7,7 +7,7 @@ exchanged for another. That is twice the change, and twice the noise on everythi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -47,12 +47,13 @@ class PrivacyLedger:
             )
 
     def release(
-        self, count: int, sums: Mapping[str, Mapping[str, Tensor]]
+        self, count: int, sums: Mapping[str, Mapping[str, Tensor]], diagonal: Collection[str] = ()
     ) -> tuple[float, dict[str, dict[str, Tensor]]]:
         """The number of examples and every unit's sums, with noise.
 
-        The sums of a unit also get "noise", the variance of the noise on an entry of the gram. It is no secret, and it
-        tells the server how far to believe the sums.
+        `diagonal` names the units whose gram is a diagonal; of others it is a symmetric matrix. The sums of a unit also
+        get "noise", the variance of the noise on an entry of the gram. It is no secret, and it tells the server how far
+        to believe the sums.
         """
         # No "outputs": they are for layers between the first and the last, of which no sums by label are taken.
         sums = {unit: {part: t for part, t in found.items() if part != "outputs"} for unit, found in sums.items()}
@@ -63,7 +64,10 @@ class PrivacyLedger:
             noisy = self.privacy.noisy(torch.tensor(float(count)), "examples", k)
             self._examples = max(1.0, float(noisy))
         out = {
-            unit: {part: self.privacy.noisy(total, part, k) for part, total in found.items()}
+            unit: {
+                part: self.privacy.noisy(total, part, k, symmetric=part == "gram" and unit not in diagonal)
+                for part, total in found.items()
+            }
             | {"noise": torch.tensor(self.privacy.deviation("gram", k) ** 2, dtype=torch.float64)}
             for unit, found in sums.items()
         }
