@@ -24,7 +24,7 @@ def test_sizes(number: float, text: str) -> None:
         ("1.5GB", 1.5e9),
         (" 64 kB ", 64_000),
         ("2 KB", 2000),
-        ("3 t", 3e12),
+        ("3 T", 3e12),
     ],
 )
 def test_sizes_as_people_write_them(text: str, number: float) -> None:
