@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from maecho import Upload, aggregate, disk
-from support.tiny import refused, upload
-
-ANN = "ann.safetensors"
-
-
-def saved(folder: Path, one: Upload | None = None) -> Path:
-    (one or upload()).save(folder / ANN)
-    return folder / ANN
+from support.tiny import ANN, refused, saved, upload
 
 
 def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
@@ -92,3 +88,51 @@ def test_a_name_of_255_bytes_can_be_written(tmp_path: Path) -> None:
     name = "é" * 127
     disk.write_whole(tmp_path / name, lambda file: file.write(b"whole"))
     assert (tmp_path / name).read_bytes() == b"whole"
+
+
+def test_a_private_file_is_private_while_it_is_written(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def write(file: Any) -> None:
+        (part,) = tmp_path.iterdir()
+        seen.append(part.stat().st_mode & 0o777)
+        file.write(b"secret")
+
+    old = os.umask(0)
+    try:
+        disk.write_whole(tmp_path / "file", write, mode=0o640)
+    finally:
+        os.umask(old)
+    assert seen == [0o600]
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_the_numbers_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut the new name must not stand for an empty file: file, name, folder, in this order."""
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else f"{os.fstat(descriptor).st_size} B")
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        events.append("name")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    disk.write_whole(tmp_path / "file", lambda file: file.write(b"whole"))
+    assert events == ["5 B", "name", "folder"]
+
+
+def test_nothing_is_left_of_a_writer_that_failed(tmp_path: Path) -> None:
+    def write(file: Any) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        disk.write_whole(tmp_path / "file", write)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"

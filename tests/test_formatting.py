@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from maecho.formatting import markdown_table, size
+from maecho.formatting import bytes_of, markdown_table, size
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,27 @@ from maecho.formatting import markdown_table, size
 )
 def test_sizes(number: float, text: str) -> None:
     assert size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("300000", 300_000),
+        ("5 MB", 5e6),
+        ("1.5GB", 1.5e9),
+        (" 64 kB ", 64_000),
+        ("2 KB", 2000),
+        ("3 T", 3e12),
+    ],
+)
+def test_sizes_as_people_write_them(text: str, number: float) -> None:
+    assert bytes_of(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "3x", "1 EB", "5 M B", "1e6", ".5 MB", "9" * 19])
+def test_other_texts_are_no_sizes(text: str) -> None:
+    assert bytes_of(text) is None
 
 
 def test_a_markdown_table() -> None:

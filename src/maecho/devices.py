@@ -1,8 +1,11 @@
-"""Finds a device of this machine by its name."""
+"""Finds a device of this machine by its name, and the dtype to work in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch import Tensor
 
 from maecho.errors import InputError
 
@@ -18,3 +21,11 @@ def find(device: Device, dtype: torch.dtype = torch.float64) -> torch.device:
     except Exception as error:  # every backend of torch raises its own kind of error
         raise InputError(f"device must be cpu, or cuda where torch sees a GPU, got {str(device)!r}") from error
     return probe.device
+
+
+def float32_or_finer(tensors: Iterable[Tensor]) -> torch.dtype:
+    """float32, or the dtype that holds all real numbers among these tensors where that is finer."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
+    return dtype

@@ -1,8 +1,11 @@
-"""Writes sizes in bytes and Markdown tables as text."""
+"""Writes sizes in bytes and Markdown tables as text, and reads sizes back."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGT]?)[bB]?\s*")
 
 
 def size(number: float) -> str:
@@ -10,6 +13,15 @@ def size(number: float) -> str:
     from rich.filesize import decimal
 
     return decimal(round(number))
+
+
+def bytes_of(text: str) -> float | None:
+    """The inverse of `size`, for what people write: "300000", "64 MB", "1.5 GB". None if it is no size."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    factor: int = 1000 ** " KMGT".index(found[2].upper() or " ")
+    return factor * (float(found[1]) if "." in found[1] else int(found[1]))
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -106,15 +106,14 @@ class Privacy:
         """The standard deviation of the noise on one sum of a release that has so many `parts`."""
         return self.noise * math.sqrt(parts) * self.sensitivity(part)
 
-    def noisy(self, total: Tensor, part: str, parts: int) -> Tensor:
+    def noisy(self, total: Tensor, part: str, parts: int, symmetric: bool = False) -> Tensor:
         """A sum with noise, as it may leave the client.
 
-        The lower half of a square "gram" is a copy of its upper half, noise included. Copying the noise alone would
+        The lower half of a symmetric matrix is a copy of its upper half, noise included. Copying the noise alone would
         not do: the two halves of the sum differ by round-off, and their difference would reveal it without noise.
         """
         noisy = total.cpu().double() + self.deviation(part, parts) * normal(total.shape, self.generator)
-        square = part == "gram" and total.shape[-2] == total.shape[-1]
-        return noisy.triu() + noisy.triu(1).mT if square else noisy
+        return noisy.triu() + noisy.triu(1).mT if symmetric else noisy
 
     def factor(self, h: Float[Tensor, "g n p d"], z: Float[Tensor, "g n p o"]) -> Float[Tensor, " n"]:
         """The factor that scales each example's rows h and z down. It is the same for both, so that z = W h stays

@@ -12,7 +12,7 @@ from torch import Tensor
 import maecho
 import one_shot
 from maecho.aggregation import Iteration, MAEcho
-from maecho.aggregation.iteration import Columns, Echo, Steps, echo
+from maecho.aggregation.iteration import Coefficients, Columns, Iterates, iterates
 from maecho.aggregation.limits import Limit
 from maecho.linalg.simplex import capped_simplex
 from maecho.linalg.spectra import Spectrum, projector
@@ -49,8 +49,8 @@ def average(W: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(W)).mean(0)
 
 
-def run(form: Steps, steps: int, W: list[Tensor], P: list[Spectrum], start: Tensor | None = None) -> Echo:
-    one = echo(average(W) if start is None else start, W, P, form)
+def run(form: Coefficients, steps: int, W: list[Tensor], P: list[Spectrum], start: Tensor | None = None) -> Iterates:
+    one = iterates(average(W) if start is None else start, W, P, form)
     for _ in range(steps):
         one.step()
     return one
@@ -65,7 +65,7 @@ def by_qp(cap: float) -> Callable[[Tensor], Tensor]:
 def test_released_equals_the_literal_loop(rank: int, dtype: torch.dtype) -> None:
     W, P = problem(rank=rank, dtype=dtype)
     literal = one_shot.as_released([w[0] for w in W], dense(P))
-    fast = run(Steps(1.6, 1.6, 1.6), 60, W, P).mean()[0]
+    fast = run(Coefficients(1.6, 1.6, 1.6), 60, W, P).mean()[0]
     assert float((fast - literal).norm() / literal.norm()) < 1e-5
 
 
@@ -77,14 +77,14 @@ def test_printed_equals_algorithm_1(mu: float, cap: float | None) -> None:
         [w[0] for w in W], dense(P), 30, 0.4, mu, one_shot.uniform if cap is None else by_qp(cap)
     )
     method = MAEcho(form="printed", step_size=0.4, mu=mu, cap=cap or 1.0, alpha="uniform" if cap is None else "qp")
-    fast = run(method._for(clients(1)[0], True)._steps(), 30, W, P).merged()[0]
+    fast = run(method._for(clients(1)[0], True)._coefficients(), 30, W, P).merged()[0]
     assert float((fast - literal).norm() / literal.norm()) < 1e-5
 
 
 def test_norm_equals_the_literal_loop() -> None:
     W, P = problem()
     literal = one_shot.as_released([w[0] for w in W], dense(P), 40, 0.05, norm=True)
-    fast = run(Steps(0.05, 0.05, 0.05, normalised=True), 40, W, P).mean()[0]
+    fast = run(Coefficients(0.05, 0.05, 0.05, normalised=True), 40, W, P).mean()[0]
     torch.testing.assert_close(fast, literal)
 
 
@@ -95,18 +95,18 @@ def test_anchored_equals_its_equation() -> None:
     for _ in range(25):
         G = G - 2 * 0.3 / 4 * sum((G - v) @ p for v, p in zip(V, projectors, strict=True))
         V = [w + (G - w) @ (identity - 0.75 * p) for w, p in zip(matrices, projectors, strict=True)]
-    fast = run(Steps(0.6, 1.0, 0.75, anchored=True), 25, W, P)
+    fast = run(Coefficients(0.6, 1.0, 0.75, anchored=True), 25, W, P)
     torch.testing.assert_close(fast.merged()[0], G)
     for i, v in enumerate(V):
         torch.testing.assert_close(fast.client(i)[0], v)
 
 
 FORMS = {
-    "released": Steps(1.6, 1.6, 1.6),
-    "released, small steps": Steps(0.3, 0.3, 0.3),
-    "printed": Steps(0.8, 1.0, 0.5),
-    "printed, mu 200": Steps(0.8, 1.0, 200 / 201),
-    "anchored": Steps(0.8, 1.0, 0.5, anchored=True),
+    "released": Coefficients(1.6, 1.6, 1.6),
+    "released, small steps": Coefficients(0.3, 0.3, 0.3),
+    "printed": Coefficients(0.8, 1.0, 0.5),
+    "printed, mu 200": Coefficients(0.8, 1.0, 200 / 201),
+    "anchored": Coefficients(0.8, 1.0, 0.5, anchored=True),
 }
 
 
@@ -129,7 +129,7 @@ def test_released_limit_is_regmean_with_a_prior() -> None:
     X = [torch.randn(30, 12, generator=draw, dtype=torch.float64) for _ in range(3)]
     W = [torch.randn(1, 3, 12, generator=draw, dtype=torch.float64) for _ in X]
     grams = [(x.T @ x).unsqueeze(0) for x in X]
-    limit = Limit(Steps(1.6, 1.6, 1.6))
+    limit = Limit(Coefficients(1.6, 1.6, 1.6))
     for w, G in zip(W, grams, strict=True):
         limit.add(w, projector(Spectrum.of_dense(G), 1e-6))
     regmean = sum(w @ G for w, G in zip(W, grams, strict=True)) @ torch.linalg.inv(sum(grams))  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def test_a_diagonal_is_iterated_like_its_matrix() -> None:
     s = torch.rand(3, 1, 5, generator=rng(2), dtype=torch.float64) * 0.9
     diagonal = [Diagonal(row) for row in s]
     full = [Spectrum(row, torch.eye(5, dtype=torch.float64).unsqueeze(0)) for row in s]
-    for form in (*FORMS.values(), Steps(0.5, 1.0, 0.5, alpha=lambda Q: torch.softmax(Q.diagonal(), 0))):
+    for form in (*FORMS.values(), Coefficients(0.5, 1.0, 0.5, alpha=lambda Q: torch.softmax(Q.diagonal(), 0))):
         one, other = run(form, 10, W, diagonal), run(form, 10, W, full)
         torch.testing.assert_close(one.merged(), other.merged())
         torch.testing.assert_close(one.mean(), other.mean())

@@ -184,8 +184,8 @@ class TestBadInput:
             chain([3])
 
     def test_no_model_or_another(self) -> None:
-        words = ("model must be the network that the uploads are weights of", "echo-chain runs it", "got none")
-        with refused(*words, error=InputError):
+        expected = ("model must be the network that the uploads are weights of", "echo-chain runs it", "got none")
+        with refused(*expected, error=InputError):
             EchoChain()(uploads())
         with refused("model must have 9x12 for '0.weight'", "client-0", "got 8x12", error=InputError):
             chain(model=nn.Sequential(nn.Linear(12, 8)))

@@ -93,8 +93,24 @@ class TestMessages:
         whole = torch.randn(2, 5, 5, generator=rng())
         whole = whole + whole.mT
         assert torch.equal(wire.whole_matrix(wire.upper_triangle(whole), 5), whole)
-        row = torch.ones(1, 1, 4)
-        assert torch.equal(wire.whole_matrix(wire.upper_triangle(row), 4), row), "of a diagonal all is told"
+
+    @pytest.mark.parametrize("tokens", [1, 4])
+    def test_of_tokens_the_counts_are_told(self, tokens: int) -> None:
+        """A diagonal is one by what the layer is, not by its shape: that of a single token is square."""
+
+        def tokens_first(seed: int) -> nn.Sequential:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                return nn.Sequential(nn.Embedding(tokens, 3), nn.Flatten(), nn.Linear(6, 2)).double()
+
+        data = [(torch.arange(20).reshape(10, 2) % tokens, torch.arange(10) % 2)]
+        clients = [RelayClient(tokens_first(i), data, f"client {i}") for i in range(2)]
+        server = RelayServer(tokens_first(9))
+        counts = clients[0].answer(server.broadcast()).tensors()["sum/0/gram"]
+        assert torch.equal(counts, torch.full((1, 1, tokens), 20 / tokens, dtype=torch.float64))
+        merged = play(server, clients)
+        rows = torch.stack([tokens_first(i)[0].weight for i in range(2)]).mean(0)
+        torch.testing.assert_close(merged["0.weight"], rows.detach())
 
     def test_the_server_says_how_large_they_were(self, tmp_path: Path) -> None:
         clients, path = relay_clients(), tmp_path / "relay.safetensors"

@@ -11,16 +11,13 @@ from maecho import METHODS
 from maecho.errors import InputError
 from maecho.lab import documents, experiment, tables
 from maecho.lab.experiment import Experiment, settings
+from support.configs import HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 
-CONFIG = """
-title = "Mine"
-data = "digits"
-network = "digits-mlp"
-seeds = [0]
-cells = [{ clients = 2, beta = 0.5, init = "same" }]
-
+CONFIG = (
+    HEAD
+    + """
 [document]
 order = 1
 heading = "A table of mine"
@@ -31,6 +28,7 @@ shows = ["table", "uploads", "ladder"]
 local = { method = "local" }
 echo-chain = { method = "echo-chain" }
 """
+)
 
 
 def test_the_pages_on_disk_are_those_that_would_be_written() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from maecho.network.per_example import LongWay
 from maecho.upload.client import make_upload
 from support.clients import batches, network, rng
 from support.tiny import refused
@@ -290,3 +291,17 @@ def test_a_model_that_mixes_examples_is_refused_in_one_sentence() -> None:
     model = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 5))
     with refused("a: ", "fisher", "one example at a time", "got an error"):
         make_upload(model, batches(), "a", ["fisher"])
+
+
+def test_the_padding_of_an_embedding_costs_no_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights get no gradient. Rows that counted them would not agree with torch, which takes long to put right."""
+
+    def squares(self: LongWay, *_: Any) -> dict[str, Tensor]:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr(LongWay, "squares", squares)
+    tokens = torch.randint(0, 5, (20, 6), generator=rng())
+    assert (tokens == 2).any()
+    F = make_upload(PlainTokens(padding=2), [tokens], "ann", ["fisher"], rank=None).statistics["fisher"]["embed.weight"]
+    assert not F[2].any()
+    assert bool((F[[0, 1, 3, 4]] > 0).all())

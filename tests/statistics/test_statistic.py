@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,16 @@ from torch import Tensor, nn
 
 from maecho import Upload, UploadError, make_upload
 from maecho.alignment.transport import Alignment
-from maecho.linalg.gaussians import Gaussians
 from maecho.linalg.spectra import Spectrum
 from maecho.network.forward import Pass
 from maecho.network.layers import Layer
 from maecho.statistics import STATISTICS, Gatherer, Options, Statistic
-from maecho.statistics.parts import entries, tensors
+from maecho.statistics.parts import entries
 from maecho.statistics.statistic import Carrier, Found, Setting
 from maecho.upload import inspection, size
 from support.clients import batches, network
 from support.networks import NETWORKS
+from support.values import close
 
 
 class Largest(Statistic):
@@ -83,23 +82,6 @@ def test_a_statistic_that_nobody_knows_is_refused() -> None:
         Upload("ann", upload.examples, upload.weights, upload.layers, statistics={"largest": {}})
     with pytest.raises(UploadError, match=r"ann: statistics must be among gram, .*, got 'largest'"):
         make_upload(network(), batches(), "ann", ["largest"])
-
-
-def close(one: Any, other: Any) -> bool:
-    """Whether two values say the same; matrices are compared as matrices, for their eigenvectors may be others."""
-    pairs = [(one[name], other[name]) for name in {**one, **other}] if isinstance(one, Mapping) else [(one, other)]
-
-    def dense(part: Any) -> list[Tensor]:
-        if isinstance(part, Gaussians):
-            return [part.classes, part.counts, part.means, *(c.dense() for c in part.covariances)]
-        return list(tensors(part).values()) if isinstance(part, Tensor) else [part.dense()]
-
-    return all(
-        a.shape == b.shape
-        and torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5 * float(a.double().abs().max() + 1))
-        for left, right in pairs
-        for a, b in zip(dense(left), dense(right), strict=True)
-    )
 
 
 @pytest.mark.parametrize("name", STATISTICS)

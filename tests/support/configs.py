@@ -1,14 +1,19 @@
-"""A config of `experiments/` that somebody could write."""
+"""Configs of `experiments/` that somebody could write."""
 
 from __future__ import annotations
 
-CONFIG = """
+HEAD = """
 title = "Mine"
 data = "digits"
 network = "digits-mlp"
 seeds = [0]
 cells = [{ clients = 2, beta = 0.5, init = "same" }]
+"""
+"""What they have in common: a table on the embedded digits."""
 
+CONFIG = (
+    HEAD
+    + """
 [training]
 epochs = 1
 
@@ -16,3 +21,4 @@ epochs = 1
 ma-echo = { method = "ma-echo" }
 ensemble = { method = "ensemble", by = "logits" }
 """
+)

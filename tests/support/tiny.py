@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,22 @@ def with_last_entry(tensor: Tensor, value: float = NAN) -> Tensor:
     tensor = tensor.clone(memory_format=torch.contiguous_format)
     tensor.view(-1)[-1] = value
     return tensor
+
+
+ANN = "ann.safetensors"
+
+
+def saved(folder: Path, one: Upload | None = None) -> Path:
+    """The file of an upload in this folder."""
+    (one or upload()).save(folder / ANN)
+    return folder / ANN
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether tensors are the same to the bit."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
 
 
 @contextlib.contextmanager

@@ -14,14 +14,7 @@ from safetensors.torch import load_file
 from maecho import Upload, UploadError, aggregate, make_upload
 from maecho.upload import storage
 from support import damage
-from support.tiny import batches, cases, network, refused, upload, with_statistics
-
-ANN = "ann.safetensors"
-
-
-def saved(folder: Path, one: Upload | None = None) -> Path:
-    (one or upload()).save(folder / ANN)
-    return folder / ANN
+from support.tiny import ANN, batches, cases, network, refused, saved, upload, with_statistics
 
 
 def relisted(folder: Path, **entry: object) -> Path:

@@ -24,20 +24,7 @@ from maecho import InputError, Merged, Upload, UploadError, aggregate
 from maecho.upload import envelope, storage
 from maecho.upload.storage import Limits
 from support import damage, mutations
-from support.tiny import refused, upload
-
-ANN = "ann.safetensors"
-
-
-def saved(folder: Path, one: Upload | None = None) -> Path:
-    (one or upload()).save(folder / ANN)
-    return folder / ANN
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
+from support.tiny import ANN, refused, same, saved, upload
 
 
 def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:

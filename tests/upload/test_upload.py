@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import maecho
+from maecho import UploadError
 from maecho.statistics import STATISTICS
-from maecho.upload import inspection
+from maecho.upload import inspection, size
 from maecho.upload.client import make_upload
 from maecho.upload.upload import Upload
 from support.clients import batches, clients, network, rng
@@ -181,3 +183,26 @@ def test_averaged_names_are_those_without_a_matrix() -> None:
     assert inspection.averaged(upload) == [
         f"1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     ]
+
+
+@pytest.mark.parametrize(
+    ("rank", "rule"),
+    [
+        (None, size.Share(1.0)),
+        (64, size.Rank(64)),
+        (0.999, size.Share(0.999)),
+        ("3x", size.Size(3.0, times=True)),
+        (" 1.5 x", size.Size(1.5, times=True)),
+        ("5 MB", size.Size(5e6, times=False)),
+        ("300 B", size.Size(300, times=False)),
+        ("2.5KB", size.Size(2500, times=False)),
+    ],
+)
+def test_what_a_rank_means(rank: Any, rule: Any) -> None:
+    assert size.parse(rank) == rule
+
+
+@pytest.mark.parametrize("rank", ["64", "5", "5 M", "x", "-1x", True, -1, 0.0, 1.5, "1e3x", [1]])
+def test_other_ranks_are_refused(rank: Any) -> None:
+    with pytest.raises(UploadError, match="rank must be a whole number, a share of energy in"):
+        size.parse(rank)

@@ -9,27 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from maecho import Merged, Upload, aggregate
 from maecho.upload import envelope, storage
 from support import damage
-from support.tiny import refused, upload
+from support.tiny import ANN, refused, same, saved
 
 FIXTURES = Path(__file__).resolve().parent / "version_1"
 UPLOADS = sorted(FIXTURES.glob("upload-*.safetensors"))
-ANN = "ann.safetensors"
-
-
-def saved(folder: Path, one: Upload | None = None) -> Path:
-    (one or upload()).save(folder / ANN)
-    return folder / ANN
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
 
 
 @pytest.mark.parametrize("path", UPLOADS, ids=lambda path: path.stem)

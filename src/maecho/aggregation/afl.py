@@ -64,20 +64,18 @@ class AFL:
         return frozenset({"gram", "targets"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean, first = Mean(), None
+        mean = Mean()
         grams: dict[str, Total] = {}
         targets = torch.zeros(())
         for upload in uploads:
-            first = first or upload
             mean.add(upload)
             if self.backbone == "shared":
-                _check_shared(first, upload)
+                _check_shared(mean.first, upload)
             assert upload.head is not None  # an upload with targets has one
             G = upload.statistics["gram"][upload.head]
             add_into(grams, upload.head, G.total())
             targets = targets + G.map(torch.ones_like).after(upload.statistics["targets"].double().unsqueeze(0))
-        assert first is not None
-        weights = mean.weights()
+        first, weights = mean.first, mean.weights()
         (name, gram), *_ = grams.items()
         if not gram.known:
             return assemble(first, weights, {})

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
+from maecho.linalg.symmetric import add_into
 from maecho.options import one_of
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
@@ -29,19 +30,26 @@ class Mean:
 
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples"):
         self.weighting = weighting
+        self._first: Upload | None = None
         self._sums: dict[str, Tensor] = {}
         self._total = 0.0
         self._largest = (0, "")
 
+    @property
+    def first(self) -> Upload:
+        """The upload that was added first. A merged model has its names, shapes and dtypes."""
+        assert self._first is not None
+        return self._first
+
     def add(self, upload: Upload) -> None:
+        self._first = self._first or upload
         p = upload.examples if self.weighting == "examples" else 1
         # The name decides between equals, so that the order of clients does not.
         largest = (upload.examples, upload.client) > self._largest
         self._total += p
         for name, tensor in upload.weights.items():
             if tensor.is_floating_point():
-                part = tensor.double() * p
-                self._sums[name] = self._sums[name].add_(part) if name in self._sums else part
+                add_into(self._sums, name, tensor.double() * p)
             elif largest:
                 self._sums[name] = tensor
         if largest:
@@ -118,14 +126,12 @@ class FedAvg:
         return frozenset({"classes"} if self.head == "class-aware" else ())
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean, head, first = Mean(self.weighting), ClassAwareHead(self.weighting), None
+        mean, head = Mean(self.weighting), ClassAwareHead(self.weighting)
         for upload in uploads:
-            first = first or upload
             mean.add(upload)
             if self.head == "class-aware":
                 head.add(upload)
-        assert first is not None
-        weights = mean.weights()
+        first, weights = mean.first, mean.weights()
         if self.head == "average":
             return assemble(first, weights, {})
         layer = next(layer for layer in first.layers if layer.name == first.head)

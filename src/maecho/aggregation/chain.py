@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import nn
 
+from maecho import devices
 from maecho.aggregation.method import Guide
 from maecho.echo.fit import Head, Regression
 from maecho.echo.server import RelayServer
@@ -91,9 +91,7 @@ class EchoChain:
         first = cohort[0]
         network = copied(skeleton(self.model, first, "echo-chain", "runs it"))
         device = next(iter(first.weights.values())).device
-        dtype = torch.float32  # or what the uploads have, if it is finer
-        for tensor in first.weights.values():
-            dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
+        dtype = devices.float32_or_finer(first.weights.values())
         regression, drawing = self.parts()
         server = RelayServer(
             network.to(device, dtype), rounds=1, uploads=cohort, regression=regression, drawing=drawing

@@ -138,14 +138,12 @@ class DENSE:
         network = skeleton(self.model, first, "dense", "trains")
         shape, output = self._inputs(uploads)
         device = devices.find(self.device or ("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)
-        dtype = torch.float32  # or what the uploads have, if it is finer
         models = []
         for upload in uploads:
             mean.add(upload)
             models.append(copy.deepcopy(network))
             models[-1].load_state_dict(upload.state_dict())
-        for tensor in first.weights.values():
-            dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
+        dtype = devices.float32_or_finer(first.weights.values())
         with global_seed(self.seed, device), torch.enable_grad():
             student = self._student(network, first, mean).to(device, dtype)
             began = {name: tensor.clone() for name, tensor in student.state_dict().items()}

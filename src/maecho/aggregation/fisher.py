@@ -19,6 +19,7 @@ from torch import Tensor
 from maecho.aggregation.average import Mean
 from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
+from maecho.linalg.symmetric import add_into
 from maecho.options import NOT_NEGATIVE, number, one_of
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
@@ -57,12 +58,12 @@ class Fisher:
         return frozenset({"fisher"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean, first = Mean(self.weighting), None
+        mean = Mean(self.weighting)
         fishers: dict[str, Tensor] = {}
         products: dict[str, Tensor] = {}
         for upload in uploads:
-            first = first or upload
             mean.add(upload)
+            first = mean.first
             for name in sorted(first.statistics["fisher"].keys() ^ upload.statistics["fisher"].keys()):
                 expected, got = ("one", "none") if name in first.statistics["fisher"] else ("none", "one")
                 raise UploadError(
@@ -71,10 +72,9 @@ class Fisher:
             for name, one in upload.statistics["fisher"].items():
                 F = one.double() / (1 if self.weighting == "examples" else upload.examples)
                 WF = upload.weights[name].double() * F
-                fishers[name] = fishers[name].add_(F) if name in fishers else F
-                products[name] = products[name].add_(WF) if name in products else WF
-        assert first is not None
-        weights = mean.weights()
+                add_into(fishers, name, F)
+                add_into(products, name, WF)
+        first, weights = mean.first, mean.weights()
         for name, F in fishers.items():
             total = F + self.ridge * F.mean()
             known = total > 0

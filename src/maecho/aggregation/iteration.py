@@ -34,7 +34,7 @@ Alpha = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Steps:
+class Coefficients:
     """The coefficients of one form."""
 
     pull: float
@@ -51,7 +51,7 @@ class Steps:
     """None: 1/N."""
 
 
-class Echo(Protocol):
+class Iterates(Protocol):
     """What a layer must do, however it keeps its V_i."""
 
     def step(self) -> None: ...
@@ -125,7 +125,7 @@ class Columns:
         return 4 * products.new_zeros(n, n).index_add_(1, self.owner, rows)
 
 
-class SharedEcho:
+class SharedIterates:
     """W and all V_i in the columns of U.
 
     The gap E_i = (W − V_i) U_i has a recursion of its own, so an iteration is one product with UᵀU: a pull takes
@@ -137,38 +137,38 @@ class SharedEcho:
         start: Float[Tensor, "g o d"],
         local: Sequence[Tensor],
         spectra: Sequence[Spectrum | Diagonal],
-        steps: Steps,
+        coefficients: Coefficients,
     ):
-        self._steps, self._local = steps, local
+        self._coefficients, self._local = coefficients, local
         self._U = Columns(spectra, start.dtype)
         self._W0, self._mean = start, sum(local[1:], local[0]) / len(local)
         # What is changed in place below is memory of its own.
         self._gap = self._U.into(start) - self._U.each(local)
         self._H, self._F, self._L = (torch.zeros_like(self._gap) for _ in range(3))
         self._c, self._sigma = 1.0, 0.0
-        self._apart = self._gap.clone() if steps.anchored else None  # (W − W_i) U_i
+        self._apart = self._gap.clone() if coefficients.anchored else None  # (W − W_i) U_i
 
     def step(self) -> None:
-        steps, U = self._steps, self._U
+        coefficients, U = self._coefficients, self._U
         D = self._gap * U.s  # (W − V_i) P_i = D_i U_iᵀ
-        if steps.alpha is None:
-            share = steps.pull / len(self._local)
+        if coefficients.alpha is None:
+            share = coefficients.pull / len(self._local)
         else:
-            D, share = D * steps.alpha(U.gram(D)).to(D)[U.owner], steps.pull
+            D, share = D * coefficients.alpha(U.gram(D)).to(D)[U.owner], coefficients.pull
         self._H.add_(D, alpha=share)  # Eq. (7): W ← W + η D
         through = U.through(D)
         if self._apart is not None:
             self._apart.sub_(through, alpha=share)
             self._c, self._sigma, self._F = 0.0, 1.0, self._H
-            self._gap = self._apart * U.s * steps.hold
+            self._gap = self._apart * U.s * coefficients.hold
             self._L = -self._gap  # Eq. (11)
             return
         self._gap.sub_(through, alpha=share)
-        keep = 1 - steps.follow
-        self._L.mul_(keep).addcmul_(self._gap, U.s, value=-steps.hold)
-        self._F.mul_(keep).add_(self._H, alpha=steps.follow)
-        self._gap.mul_(keep + steps.hold * U.s)
-        self._c, self._sigma = keep * self._c, keep * self._sigma + steps.follow
+        keep = 1 - coefficients.follow
+        self._L.mul_(keep).addcmul_(self._gap, U.s, value=-coefficients.hold)
+        self._F.mul_(keep).add_(self._H, alpha=coefficients.follow)
+        self._gap.mul_(keep + coefficients.hold * U.s)
+        self._c, self._sigma = keep * self._c, keep * self._sigma + coefficients.follow
 
     def merged(self) -> Tensor:
         return self._W0 - self._U.back(self._H)
@@ -182,7 +182,7 @@ class SharedEcho:
         return self._c * self._mean + self._sigma * self._W0 + own
 
 
-class SeparateEcho:
+class SeparateIterates:
     """Every V_i by itself, as Norm needs."""
 
     def __init__(
@@ -190,27 +190,27 @@ class SeparateEcho:
         start: Float[Tensor, "g o d"],
         local: Sequence[Tensor],
         spectra: Sequence[Spectrum | Diagonal],
-        steps: Steps,
+        coefficients: Coefficients,
     ):
-        self._steps = steps
+        self._coefficients = coefficients
         self._W, self._V = start, list(local)
         self._P = [spectrum.to(dtype=start.dtype) for spectrum in spectra]
 
     def step(self) -> None:
-        steps = self._steps
+        coefficients = self._coefficients
         pulls = torch.stack([P.after(self._W - V) for V, P in zip(self._V, self._P, strict=True)])
         n = len(pulls)
-        if steps.alpha is None:
-            self._W = self._W - steps.pull * pulls.mean(0)
+        if coefficients.alpha is None:
+            self._W = self._W - coefficients.pull * pulls.mean(0)
         else:
             flat = pulls.reshape(n, -1).double()
-            alpha = steps.alpha(4 * flat @ flat.T).to(pulls)
-            self._W = self._W - steps.pull * torch.einsum("n,ngod->god", alpha, pulls)
+            alpha = coefficients.alpha(4 * flat @ flat.T).to(pulls)
+            self._W = self._W - coefficients.pull * torch.einsum("n,ngod->god", alpha, pulls)
         for i, P in enumerate(self._P):
             gap = self._W - self._V[i]
-            move = gap - (steps.hold / steps.follow) * P.after(gap)
+            move = gap - (coefficients.hold / coefficients.follow) * P.after(gap)
             length = move.norm(dim=-1, keepdim=True)
-            self._V[i] = self._V[i] + steps.follow * move / length.where(length > 0, torch.ones_like(length))
+            self._V[i] = self._V[i] + coefficients.follow * move / length.where(length > 0, torch.ones_like(length))
 
     def merged(self) -> Tensor:
         return self._W
@@ -222,6 +222,8 @@ class SeparateEcho:
         return torch.stack(self._V).mean(0)
 
 
-def echo(start: Tensor, local: Sequence[Tensor], spectra: Sequence[Spectrum | Diagonal], steps: Steps) -> Echo:
-    kind = SeparateEcho if steps.normalised else SharedEcho
-    return kind(start, local, spectra, steps)
+def iterates(
+    start: Tensor, local: Sequence[Tensor], spectra: Sequence[Spectrum | Diagonal], coefficients: Coefficients
+) -> Iterates:
+    kind = SeparateIterates if coefficients.normalised else SharedIterates
+    return kind(start, local, spectra, coefficients)

@@ -79,10 +79,9 @@ class Kronecker:
         return frozenset({"gram", "gradients"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean, first = Mean(self.weighting), None
+        mean = Mean(self.weighting)
         equations: dict[str, Sylvester] = {}
         for upload in uploads:
-            first = first or upload
             mean.add(upload)
             share = 1 / upload.examples ** (1 if self.weighting == "examples" else 2)
             for layer in upload.layers:
@@ -91,8 +90,7 @@ class Kronecker:
                 equation = equations.setdefault(layer.name, Sylvester())
                 a, b = self._shift(A, upload.examples), self._shift(B, upload.examples * share)
                 equation.add(layer.matrix(upload.weights), A, B, a, b)
-        assert first is not None
-        weights = mean.weights()
+        first, weights = mean.first, mean.weights()
         merged: dict[str, Tensor] = {}
         short: list[str] = []
         for layer in track(first.layers, "kronecker"):

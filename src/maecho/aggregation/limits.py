@@ -1,6 +1,6 @@
 """Where MA-Echo's iterations end, in closed form: one solve a layer, and only sums over clients.
 
-With uniform α and no Norm the steps of `iteration.Steps` are linear and keep W + (ω/N) Σ V_i (K_i − P_i) constant,
+With uniform α and no Norm the steps of `iteration.py` are linear and keep W + (ω/N) Σ V_i (K_i − P_i) constant,
 where K_i = P_i (κI − ρP_i)⁻¹ and ω is the pull. All V_i end at W, so
 
     W∞ = [W⁰ (I − ω P̄) + (ω/N) Σ W_i K_i] [I − ω P̄ + (ω/N) Σ K_i]⁻¹
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maecho.aggregation.iteration import Steps
+from maecho.aggregation.iteration import Coefficients
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal, Total, add_into
 
@@ -27,17 +27,17 @@ CLOSEST = 1e-9
 class Limit:
     """The sums of one layer, a client at a time, in float64."""
 
-    def __init__(self, steps: Steps):
-        self._steps = steps
+    def __init__(self, coefficients: Coefficients):
+        self._coefficients = coefficients
         self._count = 0
         self._sums: dict[str, Total] = {}
         self._products: dict[str, Tensor] = {}
 
     def add(self, W: Tensor, P: Spectrum | Diagonal) -> None:
-        steps = self._steps
+        c = self._coefficients
 
         def weight(s: Tensor) -> Tensor:
-            return s * s if steps.anchored else s / (steps.follow - steps.hold * s).clamp(min=CLOSEST * steps.follow)
+            return s * s if c.anchored else s / (c.follow - c.hold * s).clamp(min=CLOSEST * c.follow)
 
         K = P.map(weight).total()
         self._count += 1
@@ -48,8 +48,8 @@ class Limit:
     def matrix(self, start: Tensor) -> Tensor:
         """W∞ from the start W⁰."""
         P, K, WK = self._sums["P"], self._sums["K"], self._products["WK"]
-        if self._steps.anchored:
+        if self._coefficients.anchored:
             return start + K.divide(WK - K.after(start))
-        share = self._steps.pull / self._count
+        share = self._coefficients.pull / self._count
         prior = P.scaled(-share).plus_identity()
         return prior.plus(K.scaled(share)).solve(prior.after(start) + share * WK)

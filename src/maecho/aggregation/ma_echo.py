@@ -15,8 +15,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from maecho import devices
 from maecho.aggregation.average import ClassAwareHead, Mean
-from maecho.aggregation.iteration import Echo, Steps, echo
+from maecho.aggregation.iteration import Coefficients, Iterates, iterates
 from maecho.aggregation.limits import Limit
 from maecho.aggregation.method import Guide, assemble
 from maecho.linalg.spectra import Spectrum, projector
@@ -143,23 +144,23 @@ class MAEcho:
         return method._iterate(gathered, start)
 
     def _iterate(self, gathered: _Gathered, start: Mapping[str, Tensor]) -> Merged:
-        echoes: dict[str, Echo] = {
-            name: echo(start[name].to(local[0].dtype), local, gathered.spectra[name], self._steps())
+        layers: dict[str, Iterates] = {
+            name: iterates(start[name].to(local[0].dtype), local, gathered.spectra[name], self._coefficients())
             for name, local in gathered.local.items()
         }
 
         def global_model() -> Merged:
-            return gathered.result({n: e.mean() if self.form == "released" else e.merged() for n, e in echoes.items()})
+            return gathered.result({n: x.mean() if self.form == "released" else x.merged() for n, x in layers.items()})
 
         def client_model(index: int) -> Merged:
-            return gathered.result({name: e.client(index) for name, e in echoes.items()})
+            return gathered.result({name: x.client(index) for name, x in layers.items()})
 
         assert self.steps is not None
         if self.watch is not None:
             self.watch(Iteration(0, global_model, client_model))
         for step in track(range(1, self.steps + 1), "ma-echo"):
-            for one in echoes.values():
-                one.step()
+            for layer in layers.values():
+                layer.step()
             if self.watch is not None:
                 self.watch(Iteration(step, global_model, client_model))
         return global_model()
@@ -179,14 +180,14 @@ class MAEcho:
             head=("class-aware" if released and counted else "iterate") if self.head is None else self.head,
         )
 
-    def _steps(self) -> Steps:
+    def _coefficients(self) -> Coefficients:
         assert self.step_size is not None
         assert self.normalise is not None
         alpha = self._solve_qp if self.alpha == "qp" else None
         if self.form == "released":
-            return Steps(self.step_size, self.step_size, self.step_size, normalised=self.normalise, alpha=alpha)
+            return Coefficients(self.step_size, self.step_size, self.step_size, normalised=self.normalise, alpha=alpha)
         hold = self.mu / (1 + self.mu)
-        return Steps(2 * self.step_size, 1.0, hold, self.form == "anchored", self.normalise, alpha)
+        return Coefficients(2 * self.step_size, 1.0, hold, self.form == "anchored", self.normalise, alpha)
 
     def _solve_qp(self, gram: Tensor) -> Tensor:
         from maecho.linalg.simplex import capped_simplex
@@ -216,7 +217,7 @@ class _Gathered:
         self._start: dict[str, Tensor] | None = None
         self.local: dict[str, list[Tensor]] = {layer.name: [] for layer in self._layers}
         self.spectra: dict[str, list[Spectrum | Diagonal]] = {layer.name: [] for layer in self._layers}
-        self.limits = {layer.name: Limit(method._steps()) for layer in self._layers}
+        self.limits = {layer.name: Limit(method._coefficients()) for layer in self._layers}
 
     def add(self, upload: Upload) -> None:
         self._mean.add(upload)
@@ -233,7 +234,7 @@ class _Gathered:
                 self.limits[layer.name].add(W, P)
             else:
                 # Half precision would lose the small steps; the result is rounded to it once, at the end.
-                self.local[layer.name].append(W.to(torch.promote_types(W.dtype, torch.float32)))
+                self.local[layer.name].append(W.to(devices.float32_or_finer([W])))
                 self.spectra[layer.name].append(P)
 
     def start(self) -> dict[str, Tensor]:

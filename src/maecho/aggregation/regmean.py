@@ -54,18 +54,16 @@ class RegMean:
         return frozenset({"gram"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean, first = Mean(), None
+        mean = Mean()
         grams: dict[str, Total] = {}
         products: dict[str, Tensor] = {}
         for upload in uploads:
-            first = first or upload
             mean.add(upload)
             for layer in upload.layers:
                 G = upload.statistics["gram"][layer.name].total().shrunk(self.shrink)
                 add_into(products, layer.name, G.after(layer.matrix(upload.weights).double()))
                 add_into(grams, layer.name, G)
-        assert first is not None
-        weights = mean.weights()
+        first, weights = mean.first, mean.weights()
         merged = {}
         for layer in first.layers:
             G, average = grams[layer.name], layer.matrix(weights)

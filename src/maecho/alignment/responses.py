@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.errors import InputError, UploadError
 from maecho.network import kinds
 from maecho.network.attention import copied, slow_path
@@ -73,9 +74,7 @@ class Responses:
         seed: int,
     ):
         tensors = list(reference.weights.values())
-        dtype = torch.float32  # or the uploads' dtype, if that is finer
-        for tensor in tensors:
-            dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
+        dtype = devices.float32_or_finer(tensors)
         theirs = copied(model).to(tensors[0].device, dtype)
         theirs.load_state_dict(reference.state_dict())
         self._pair = _Pair(copy.deepcopy(theirs), theirs, spaces)

@@ -174,12 +174,14 @@ class RelayClient:
         )
         examples, sums = float(observed.examples), {name: found.tensors() for name, found in observed.units.items()}
         if ledger is not None:
-            examples, sums = ledger.release(observed.examples, sums)
+            diagonal = {unit.name for unit in units if unit.layer.one_hot}
+            examples, sums = ledger.release(observed.examples, sums, diagonal)
         totals = []
         for unit in units:
-            parts = sums[unit.name]
-            parts |= {"gram": upper_triangle(parts["gram"]), "prior": unit.matrix(self._own) * examples}
-            totals.append(UnitTotals(unit.name, **{part: own_memory(tensor) for part, tensor in parts.items()}))
+            found = sums[unit.name] | {"prior": unit.matrix(self._own) * examples}
+            if not unit.layer.one_hot:
+                found["gram"] = upper_triangle(found["gram"])
+            totals.append(UnitTotals(unit.name, **{part: own_memory(tensor) for part, tensor in found.items()}))
         one = torch.ones((), dtype=torch.float64)
         return Answer(one, torch.tensor(examples, dtype=torch.float64), tuple(totals))
 

@@ -8,7 +8,7 @@ need twice the noise, only to keep one number exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -48,12 +48,13 @@ class PrivacyLedger:
             )
 
     def release(
-        self, count: int, sums: Mapping[str, Mapping[str, Tensor]]
+        self, count: int, sums: Mapping[str, Mapping[str, Tensor]], diagonal: Collection[str] = ()
     ) -> tuple[float, dict[str, dict[str, Tensor]]]:
         """The number of examples and the sums of every unit, with noise.
 
-        The sums of a unit also get an entry "noise": the variance of the noise on an entry of the gram. It is not
-        secret. It tells the server how accurate the sums are.
+        `diagonal` names the units whose gram is a diagonal; every other gram is a symmetric matrix. The sums of a unit
+        also get an entry "noise": the variance of the noise on an entry of the gram. It is not secret. It tells the
+        server how accurate the sums are.
         """
         # "outputs" are left out: they are for layers before the head, which get no sums by class with privacy.
         sums = {unit: {part: t for part, t in found.items() if part != "outputs"} for unit, found in sums.items()}
@@ -64,7 +65,10 @@ class PrivacyLedger:
             noisy = self.privacy.noisy(torch.tensor(float(count)), "examples", k)
             self._examples = max(1.0, float(noisy))
         out = {
-            unit: {part: self.privacy.noisy(total, part, k) for part, total in found.items()}
+            unit: {
+                part: self.privacy.noisy(total, part, k, symmetric=part == "gram" and unit not in diagonal)
+                for part, total in found.items()
+            }
             | {"noise": torch.tensor(self.privacy.deviation("gram", k) ** 2, dtype=torch.float64)}
             for unit, found in sums.items()
         }

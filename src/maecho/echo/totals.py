@@ -85,7 +85,7 @@ def sums_of(unit: Unit, shape: tuple[int, ...], totals: UnitTotals, device: torc
     if totals.gram.shape != expected:
         raise UploadError(f"Σ h hᵀ of {unit.name!r} must be {expected} numbers, got {_shape(totals.gram)}")
     found = {part: tensor.to(device) for part, tensor in totals.parts().items()}
-    return found | {"gram": wire.whole_matrix(found["gram"], d)}
+    return found if unit.layer.one_hot else found | {"gram": wire.whole_matrix(found["gram"], d)}
 
 
 def real_numbers(what: str, tensor: Tensor) -> Tensor:

@@ -110,19 +110,15 @@ def own_memory(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def upper_triangle(A: Float[Tensor, "g d d"]) -> Tensor:
-    """Symmetric [g, d, d] as one row of numbers [g, d (d + 1) / 2]. A diagonal [g, 1, d] stays as it is."""
+def upper_triangle(A: Float[Tensor, "g d d"]) -> Float[Tensor, "g t"]:
+    """A symmetric matrix as one row of numbers [g, d (d + 1) / 2]."""
     d = A.shape[-1]
-    if A.shape[-2] != d:
-        return A
     rows, columns = torch.triu_indices(d, d, device=A.device)
     return A[..., rows, columns]
 
 
-def whole_matrix(A: Tensor, d: int) -> Float[Tensor, "g d d"]:
+def whole_matrix(A: Float[Tensor, "g t"], d: int) -> Float[Tensor, "g d d"]:
     """The matrix of d inputs that `upper_triangle` was given."""
-    if A.dim() == 3:
-        return A
     rows, columns = torch.triu_indices(d, d, device=A.device)
     full = A.new_empty(len(A), d, d)
     full[:, rows, columns] = A

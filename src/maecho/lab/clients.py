@@ -18,6 +18,7 @@ from torch import nn
 from maecho.errors import InputError
 from maecho.lab import data, networks, partition
 from maecho.lab.experiment import Cell, Experiment
+from maecho.randomness import seed_of
 from maecho.statistics.projector import MEAN_OF
 from maecho.upload import storage as files
 
@@ -89,11 +90,15 @@ def made_of(experiment: Experiment, cell: Cell, seed: int) -> str:
 
 def derived_seed(*parts: object) -> int:
     """A seed for one purpose; streams for different purposes have nothing to do with each other."""
-    return int(_digest(*parts)[:12], 16)
+    return seed_of(_text(*parts))
 
 
 def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()[:20]
+    return hashlib.sha256(_text(*parts).encode()).hexdigest()[:20]
+
+
+def _text(*parts: object) -> str:
+    return json.dumps([str(part) for part in parts])
 
 
 def _take(dataset: data.Dataset, part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

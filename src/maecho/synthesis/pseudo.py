@@ -11,7 +11,6 @@ Inputs are drawn in chunks. They are drawn anew in every pass, with the same res
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from maecho.linalg import cosines
 from maecho.linalg.gaussians import NO_CLASS, Gaussians
+from maecho.randomness import seed_of
 from maecho.synthesis import leaves
 
 Noise = Literal["leaves", "gaussian"]
@@ -31,7 +31,7 @@ NOISES = ("leaves", "gaussian")
 def seed_for(seed: int, client: str) -> int:
     """A seed for one client, which gives it a stream of random numbers of its own. It does not depend on the order of
     clients."""
-    return int(hashlib.sha256(f"{seed}/{client}".encode()).hexdigest()[:12], 16)
+    return seed_of(f"{seed}/{client}")
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,19 @@ def difference(one: Upload, other: Upload) -> str:
         got = b["weights"][name]
         if got != expected:
             return f"{other.client}: weight {name!r} must be {words(expected)} as in {one.client}, got {words(got)}"
-    for part in ("layers", "head", "aliases"):
-        if a[part] != b[part]:
-            return f"{other.client}: {part} must be as in {one.client} ({a[part]}), got {b[part]}"
+    facts, others = _facts(a), _facts(b)
+    for fact in {**facts, **others}:
+        if facts.get(fact) != others.get(fact):
+            return f"{other.client}: {fact} must be {facts.get(fact)} as in {one.client}, got {others.get(fact)}"
     return f"{other.client}: architecture must be as in {one.client}"
+
+
+def _facts(architecture: Mapping[str, Any]) -> dict[str, object]:
+    """How weights are read as matrices, fact by fact: all at once would be too much for one sentence."""
+    layers = {
+        f"the {fact} of layer {name!r}": value
+        for name, layer in architecture["layers"].items()
+        for fact, value in layer.items()
+    }
+    ties = {f"the tie of {alias!r}": kept for alias, kept in architecture["aliases"].items()}
+    return {**layers, **ties, "head": architecture["head"]}

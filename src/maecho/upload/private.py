@@ -105,7 +105,8 @@ class ClippedSums:
             return NoisySums(held, counts, bool(self._labelled))
         totals = privacy.noisy(self.totals, "totals", self.parts)
         squares = [
-            privacy.noisy(self.squares(label), "gram", self.parts) for label in ([0] if self._shared else held.tolist())
+            privacy.noisy(self.squares(label), "gram", self.parts, symmetric=True)
+            for label in ([0] if self._shared else held.tolist())
         ]
         return NoisySums(held, counts, bool(self._labelled), self._shape, totals, tuple(squares))
 

@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
+from maecho import devices
 from maecho.errors import UploadError
+from maecho.formatting import bytes_of
 from maecho.linalg.spectra import Spectrum
 from maecho.statistics import STATISTICS
 from maecho.upload.upload import Upload
-
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,12 @@ def parse(rank: int | float | str | None) -> Rank | Share | Size:
     if rank is None:
         return Share(1.0)
     if isinstance(rank, str):
-        number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(x|B|KB|MB|GB)", rank.strip())
-        if number:
-            times = number[2] == "x"
-            return Size(float(number[1]) * (1 if times else UNITS[number[2]]), times)
+        times = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*x\s*", rank)
+        if times:
+            return Size(float(times[1]), times=True)
+        amount = bytes_of(rank) if rank.rstrip().endswith("B") else None  # a number alone is a rank
+        if amount is not None:
+            return Size(amount, times=False)
     elif isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0:
         return Rank(rank)
     elif isinstance(rank, float) and 0 < rank <= 1:
@@ -60,8 +60,7 @@ def parse(rank: int | float | str | None) -> Rank | Share | Size:
 
 def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
     """The same upload with its statistics cut, and in the precision of its weights (at least float32)."""
-    double = any(tensor.dtype == torch.float64 for tensor in upload.weights.values())
-    dtype = torch.float64 if double else torch.float32
+    dtype = devices.float32_or_finer(upload.weights.values())
     values = {name: STATISTICS[name].at(value, dtype) for name, value in upload.statistics.items()}
     rank: Callable[[Spectrum], int]
     keep_variances = True

@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from maecho import disk, names, schema
 from maecho.errors import InputError, UploadError
+from maecho.formatting import bytes_of
 from maecho.upload import envelope
 from maecho.upload.envelope import Entry
 
@@ -65,11 +65,10 @@ class Limits:
 
 def _bytes(name: str, text: str) -> int:
     """A size as people write it: 300000, 64 MB, 16 GB."""
-    found = re.fullmatch(r"\s*(\d{1,18})\s*([kKMGT]?)[bB]?\s*", text)
-    if not found:
+    found = bytes_of(text)
+    if found is None:
         raise InputError(f"{name} must be a number of bytes, or one of kB, MB, GB or TB, got {text!r}")
-    factor: int = 1000 ** " KMGT".index(found[2].upper() or " ")
-    return int(found[1]) * factor
+    return int(found)
 
 
 @dataclass(frozen=True)
