@@ -15,7 +15,7 @@ from maecho.network.spaces import Move, permute
 from maecho.network.tracing import derive
 from maecho.statistics import STATISTICS
 from support.clients import batches, network, rng
-from support.networks import NETWORKS, settled
+from support.networks import NETWORKS, with_running_statistics
 from support.values import close
 
 
@@ -26,7 +26,7 @@ def test_of_a_permuted_network_they_are_the_permuted_ones(architecture: str, nam
     x = torch.randn((20, *shape[1:]), generator=rng())
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model, other = settled(make(), x).double(), make().eval().double()
+        model, other = with_running_statistics(make(), x).double(), make().eval().double()
     data, spaces = [(x.double(), torch.arange(20) % 4)], derive(model)
     orders = {space.name: torch.randperm(space.size, generator=rng(space.size)) for space in spaces}
     other.load_state_dict(permute(model.state_dict(), spaces, orders))

@@ -56,8 +56,8 @@ def test_labels_are_those_of_the_backward_passes(name: str) -> None:
     [
         ({"labels": "none"}, "labels must be one of expected, sampled, observed, got 'none'"),
         ({"labels": "sampled"}, "labels='sampled' must come with a generator, got none"),
-        ({"gaussians": 0}, "gaussians must be a whole number from 1 on, got 0"),
-        ({"gaussians": True}, "gaussians must be a whole number from 1 on, got True"),
+        ({"gaussians": 0}, "gaussians must be a whole number, at least 1, got 0"),
+        ({"gaussians": True}, "gaussians must be a whole number, at least 1, got True"),
         ({"covariance": "both"}, "covariance must be one of class, shared, got 'both'"),
     ],
 )
