@@ -290,7 +290,7 @@ def test_a_client_counts_its_releases_and_keeps_to_its_number() -> None:
         UploadError, match=r"ann: with this privacy the data may be asked 3 time\(s\), got one question"
     ):
         client.answer(opening)
-    with pytest.raises(UploadError, match="ann: what is spent must be counted with privacy, got a client without"):
+    with pytest.raises(InputError, match="ann: what is spent must be counted with privacy, got a client without"):
         RelayClient(network(), batches(), "ann").spent()
 
 
@@ -382,7 +382,7 @@ def test_uploads_without_labels_or_of_tokens_or_with_one_covariance() -> None:
     shared = make_upload(network(), batches(300), "ann", rank=None, covariance="shared", privacy=privacy)
     assert shared.statistics.get("moments") is not None
     assert len(shared.statistics["moments"].covariances) == 1
-    with pytest.raises(UploadError, match="ann: for moments the inputs must be one tensor of real numbers, got oth"):
+    with pytest.raises(InputError, match="ann: for moments the inputs must be one tensor of real numbers, got oth"):
         make_upload(own, [(x, y)], "ann", privacy=privacy)
 
 
@@ -464,7 +464,7 @@ class Folded(nn.Module):
     ids=["twice", "mixing", "positions", "folded", "batch statistics"],
 )
 def test_networks_in_which_one_example_has_no_bound_are_refused(model: nn.Module, message: str) -> None:
-    with pytest.raises(UploadError, match=f"client 0: .*{message}"):
+    with pytest.raises(InputError, match=f"client 0: .*{message}"):
         relay(model, [(model, batches())], privacy=Privacy(1.0, 1.0))
 
 
@@ -481,7 +481,7 @@ def test_networks_in_which_one_example_has_no_bound_are_refused(model: nn.Module
 )
 def test_uploads_that_are_refused(options: dict[str, Any], message: str) -> None:
     given = {"batches": batches(), "client": "ann", "privacy": Privacy(1.0, 1.0), **options}
-    with pytest.raises(UploadError, match=f"ann: .*{message}"):
+    with pytest.raises(InputError, match=f"ann: .*{message}"):
         make_upload(network(), **given)
 
 

@@ -19,7 +19,7 @@ from maecho.echo.simulated import Drawing
 from maecho.synthesis.pseudo import PseudoInputs
 from support.clients import batches, rng
 from support.clients import network as mlp
-from support.tiny import refused
+from support.tiny import refused, refused_input
 
 PLAIN = {"head": "regression", "pull": 0.0}
 """To the clients' own outputs alone, whatever the labels."""
@@ -195,13 +195,13 @@ class TestBadInput:
             def __deepcopy__(self, memo: object) -> nn.Module:
                 raise TypeError("not this one")
 
-        with refused("copy.deepcopy", "got Stubborn: not this one"):
+        with refused_input("copy.deepcopy", "got Stubborn: not this one"):
             chain(model=Stubborn(*mlp()))
 
     def test_labels_beyond_the_outputs(self) -> None:
         x, _ = batches()[0]
         odd = make_upload(mlp(), [(x, torch.full((16,), 7))], "ann", ["moments"])
-        with refused("ann: labels must lie in 0 … 4", "got 7"):
+        with refused_input("ann: labels must lie in 0 … 4", "got 7"):
             chain([odd, *uploads(1)])
 
     @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from support.relays import (
     relay_clients,
     same,
 )
-from support.tiny import NAN, refused
+from support.tiny import NAN, refused_input
 
 
 def test_no_layer_of_raw_inputs_is_told_the_labels() -> None:
@@ -38,21 +38,21 @@ class TestBadClients:
     def test_another_architecture(self) -> None:
         narrow = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 5))
         deep = nn.Sequential(*mlp(), nn.ReLU(), nn.Linear(5, 5))
-        with refused("answer 1", "'sum/0/cross' must be (1, 9, 13), got (1, 8, 13)"):
+        with refused_input("answer 1", "'sum/0/cross' must be (1, 9, 13), got (1, 8, 13)"):
             relay(mlp(), [(mlp(), batches()), (narrow, batches())])
-        with refused("answer 1", "must hold what the first one holds", "one network"):
+        with refused_input("answer 1", "must hold what the first one holds", "one network"):
             relay(mlp(), [(mlp(), batches()), (deep, batches())])
-        with refused("the sums of '0' must be (1, 9, 13) as its weights, got (1, 8, 13)"):
+        with refused_input("the sums of '0' must be (1, 9, 13) as its weights, got (1, 8, 13)"):
             relay(mlp(), [(narrow, batches())])
-        with refused("got '6', which it does not have"):
+        with refused_input("got '6', which it does not have"):
             relay(mlp(), [(deep, batches())])
-        with refused("answers must be of the server's network, got none for '6.weight'"):
+        with refused_input("answers must be of the server's network, got none for '6.weight'"):
             relay(deep, [(mlp(), batches())])
         server = RelayServer(mlp())
         server.collect([RelayClient(mlp(), batches()).answer(server.broadcast())])
-        with refused("ann: the server's '0.bias' must be of this client's network ((8,)), got (9,)"):
+        with refused_input("ann: the server's '0.bias' must be of this client's network ((8,)), got (9,)"):
             RelayClient(narrow, batches(), "ann").answer(server.broadcast())
-        with refused("ann: sums must be of layers of this network, got '9'"):
+        with refused_input("ann: sums must be of layers of this network, got '9'"):
             RelayClient(mlp(), batches(), "ann").answer({"unit/9": torch.ones(1)})
 
     def test_another_order_of_execution(self) -> None:
@@ -60,14 +60,14 @@ class TestBadClients:
             forward = lambda net, x: getattr(net, second)(getattr(net, first)(x).relu())  # noqa: E731
             return Net(forward, a=nn.Linear(12, 12), b=nn.Linear(12, 12))
 
-        with refused("answer 1", "must hold what the first one holds", "'head/a'", "one network"):
+        with refused_input("answer 1", "must hold what the first one holds", "'head/a'", "one network"):
             relay(net("a", "b"), [(net("a", "b"), batches()), (net("b", "a"), batches())])
 
     def test_labels_in_one_of_them_alone(self) -> None:
         bare = [x for x, _ in batches(1)]
         server = RelayServer(mlp())
         clients = [RelayClient(mlp(), batches()), RelayClient(mlp(), bare)]
-        with refused("answer 1", "'sum/2/counts' in one of them alone", "all have labels or none"):
+        with refused_input("answer 1", "'sum/2/counts' in one of them alone", "all have labels or none"):
             play(server, clients)
         assert server.clients_answered == [2]
 
@@ -78,7 +78,7 @@ class TestBadClients:
         same(relay(mlp(), [(mlp(1), bare)]), relay(mlp(), [(mlp(1), batches())], regression=PLAIN))
 
     def test_labels_that_are_no_classes(self) -> None:
-        with refused("client 0: labels must lie in 0 … 4", "got 9"):
+        with refused_input("client 0: labels must lie in 0 … 4", "got 9"):
             relay(mlp(), [(mlp(), [(batches()[0][0], torch.full((16,), 9))])])
 
     def test_batches_that_are_used_up(self) -> None:
@@ -86,12 +86,14 @@ class TestBadClients:
             yield from batches()
 
         for used_up in (generator(), iter(batches())):
-            with refused("client 0: the batches must be something that can be gone through once a round", "got a "):
+            with refused_input(
+                "client 0: the batches must be something that can be gone through once a round", "got a "
+            ):
                 relay(mlp(), [(mlp(), used_up)])
 
     @pytest.mark.parametrize("nothing", [[], [torch.zeros(0, 12)], [(torch.zeros(0, 12), torch.zeros(0))]])
     def test_no_examples(self, nothing: list[Any]) -> None:
-        with refused("client 0: the batches must hold at least one example, got none"):
+        with refused_input("client 0: the batches must hold at least one example, got none"):
             relay(mlp(), [(mlp(), nothing)])
 
     def test_empty_batches_among_others_are_passed_over(self) -> None:
@@ -100,15 +102,15 @@ class TestBadClients:
 
     def test_inputs_and_models_that_do_not_work(self) -> None:
         x, y = batches()[0]
-        with refused("client 0: the inputs must be finite, got NaN"):
+        with refused_input("client 0: the inputs must be finite, got NaN"):
             relay(mlp(), [(mlp(), [(x * NAN, y)])])
-        with refused("client 0: the inputs must be finite, got NaN"):
+        with refused_input("client 0: the inputs must be finite, got NaN"):
             relay(mlp(), [(mlp(), [(x, y), (x * NAN, y)])])
-        with refused("client 0: the model must take its own batches, got an error"):
+        with refused_input("client 0: the model must take its own batches, got an error"):
             relay(mlp(), [(mlp(), [(x[:, :3], y)])])
         broken = mlp()
         broken[0].weight.data.fill_(NAN)
-        with refused("client 0: the network must give finite outputs", "got NaN"):
+        with refused_input("client 0: the network must give finite outputs", "got NaN"):
             relay(mlp(), [(broken, batches())])
 
     def test_models_that_cannot_be_copied(self) -> None:
@@ -116,7 +118,7 @@ class TestBadClients:
             def __deepcopy__(self, memo: object) -> nn.Module:
                 raise TypeError("not this one")
 
-        with refused("client 0: the model must be one that copy.deepcopy can copy, got Stubborn: not this one"):
+        with refused_input("client 0: the model must be one that copy.deepcopy can copy, got Stubborn: not this one"):
             relay(mlp(), [(Stubborn(12, 5), batches())])
-        with refused("the model must be one that copy.deepcopy can copy", "got Stubborn"):
+        with refused_input("the model must be one that copy.deepcopy can copy", "got Stubborn"):
             RelayServer(Stubborn(12, 5))

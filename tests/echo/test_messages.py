@@ -26,7 +26,7 @@ from support.relays import (
     relay_clients,
     same,
 )
-from support.tiny import NAN, refused
+from support.tiny import NAN, refused_input
 
 
 class TestMessages:
@@ -163,7 +163,7 @@ class TestBirth:
         ],
     )
     def test_totals(self, changes: dict[str, Any], said: str) -> None:
-        with refused(said):
+        with refused_input(said):
             replace(totals(), **changes)
 
     @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ class TestBirth:
         ],
     )
     def test_answers(self, changes: dict[str, Any], said: str) -> None:
-        with refused(said):
+        with refused_input(said):
             answer(**changes)
 
     @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ class TestBirth:
         ],
     )
     def test_openings_and_questions(self, made: Callable[[], object], said: str) -> None:
-        with refused(said):
+        with refused_input(said):
             made()
 
     @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ class TestBirth:
         ],
     )
     def test_questions_that_a_client_cannot_read(self, message: Any, said: str) -> None:
-        with refused(f"ann: {said}"):
+        with refused_input(f"ann: {said}"):
             RelayClient(mlp(), batches(), "ann").answer(message)
 
     def test_they_are_frozen(self) -> None:
@@ -231,7 +231,7 @@ class TestBirth:
     def test_a_gap_between_stages(self) -> None:
         server, client = RelayServer(mlp()), RelayClient(mlp(), batches())
         sent = client.answer(server.broadcast()).tensors()
-        with refused("round 0: answers must number the stages without a gap, got [0, 1, 7]"):
+        with refused_input("round 0: answers must number the stages without a gap, got [0, 1, 7]"):
             server.collect([{**sent, "stage/4": torch.tensor(7)}])
 
 
@@ -265,16 +265,16 @@ class TestSums:
 
     def test_what_does_not_add_up(self) -> None:
         one = answer()
-        with refused("must hold what the first one holds, got 'sum/fc/noise' in one of them alone"):
+        with refused_input("must hold what the first one holds, got 'sum/fc/noise' in one of them alone"):
             one + answer(totals=(totals(noise=torch.ones(())),))
         other = UnitTotals("fc", torch.ones(1, 10), torch.ones(1, 2, IN), torch.ones(1, 2, IN))
-        with refused("'sum/fc/cross' must be (1, 3, 4), got (1, 2, 4)"):
+        with refused_input("'sum/fc/cross' must be (1, 3, 4), got (1, 2, 4)"):
             answer(totals=(totals(labels=None, outputs=None, counts=None),)) + answer(totals=(other,))
         later = Opening({"fc": 1}, {"fc": "bn"}, "fc", {"place": torch.ones(2), "count": torch.tensor(3)})
-        with refused("'stage/fc' must be 0 as for the others, got 1"):
+        with refused_input("'stage/fc' must be 0 as for the others, got 1"):
             one + answer(opening=later)
         odd = Opening({"fc": 0}, {"fc": "bn"}, "fc", {"place": torch.ones(2), "count": torch.tensor(3.0)})
-        with refused("'plain/count' must be torch.int64 as for the others, got torch.float64"):
+        with refused_input("'plain/count' must be torch.int64 as for the others, got torch.float64"):
             one + answer(opening=odd)
 
     def test_a_network_may_hand_over_one_total(self, kind: Any) -> None:

@@ -29,7 +29,7 @@ from support.relays import (
     tied,
     transformer,
 )
-from support.tiny import refused
+from support.tiny import refused, refused_input
 
 
 class TestExact:
@@ -129,7 +129,7 @@ class TestExact:
         state = relay(mlp(), pairs, regression=Regression(1e9, "regression", 0), prior=prior.state_dict())
         for name, tensor in prior.state_dict().items():
             torch.testing.assert_close(state[name], tensor, rtol=1e-5, atol=1e-5)
-        with refused("prior must be a state_dict of the model", "Missing key"):
+        with refused_input("prior must be a state_dict of the model", "Missing key"):
             relay(mlp(), pairs, prior={})
 
 
@@ -173,11 +173,11 @@ class TestRounds:
     def test_bad_values(self) -> None:
         with refused("rounds must name layers of the network (0, 2, 4)", "got '1'", error=ValueError):
             RelayServer(mlp(), rounds=["4", "1"])
-        with refused("rounds=2 needs uploads with moments", "got none"):
+        with refused_input("rounds=2 needs uploads with moments", "got none"):
             RelayServer(mlp(), rounds=2)
         with refused("minimum must be a whole number, at least 1", "got 0", error=ValueError):
             RelayServer(mlp(), minimum=0)
-        with refused("at least one client", "got none"):
+        with refused_input("at least one client", "got none"):
             relay(mlp(), [])
 
     def test_tokens_have_no_inputs_to_draw(self) -> None:

@@ -20,7 +20,7 @@ from support.relays import (
     relay_clients,
     same,
 )
-from support.tiny import NAN, refused
+from support.tiny import NAN, refused_input
 
 
 class TestComingAndGoing:
@@ -48,7 +48,7 @@ class TestComingAndGoing:
             server.collect([c.answer(question) for c in clients])
         before = server.broadcast().tensors()
         for few in (clients[:1], []):
-            with refused(f"round {stage}: at least 2 client(s) must answer, got {len(few)}; ask again"):
+            with refused_input(f"round {stage}: at least 2 client(s) must answer, got {len(few)}; ask again"):
                 server.collect([c.answer(before) for c in few])
         same(server.broadcast().tensors(), before)
         same(play(server, clients), play(RelayServer(mlp(dtype=torch.float64)), clients))
@@ -92,7 +92,7 @@ class TestComingAndGoing:
             bad.append(([{**good[0], "plain/9": torch.ones(1)}], "got '9' (1,)"))
             bad.append(([good[0], {**good[1], "stage/4": torch.tensor(7)}], "must be 2 as for the others, got 7"))
         for answers, said in bad:
-            with refused(said):
+            with refused_input(said):
                 server.collect(answers)
             same(server.broadcast().tensors(), question)
         same(play(server, clients), play(RelayServer(mlp(dtype=torch.float64)), clients))
@@ -113,16 +113,16 @@ class TestComingAndGoing:
 
     def test_questions_at_the_wrong_time(self) -> None:
         server = RelayServer(mlp())
-        with refused("every stage must be fitted, got 0 of unknown"):
+        with refused_input("every stage must be fitted, got 0 of unknown"):
             server.result()
         clients = relay_clients(dtype=torch.float32)
         server.collect([c.answer(server.broadcast()) for c in clients])
-        with refused("every stage must be fitted, got 1 of 3"):
+        with refused_input("every stage must be fitted, got 1 of 3"):
             server.result()
         play(server, clients)
-        with refused("a stage left to ask for", "got a network that is fitted"):
+        with refused_input("a stage left to ask for", "got a network that is fitted"):
             server.broadcast()
-        with refused("a stage left to fit", "got answers"):
+        with refused_input("a stage left to fit", "got answers"):
             server.collect([])
 
 
@@ -197,11 +197,11 @@ class TestWhenItIsDone:
 
     def test_nothing_is_asked_when_it_is_done(self) -> None:
         server = self.server(1)
-        with refused("a stage left to ask for", "got a network whose other stages are at drawn inputs"):
+        with refused_input("a stage left to ask for", "got a network whose other stages are at drawn inputs"):
             server.broadcast()
-        with refused("a stage left to fit", "got answers for a network whose other stages are at drawn inputs"):
+        with refused_input("a stage left to fit", "got answers for a network whose other stages are at drawn inputs"):
             server.collect([])
-        with refused("every stage must be fitted, got 0 of unknown"):
+        with refused_input("every stage must be fitted, got 0 of unknown"):
             self.server(2).result()
 
     @pytest.mark.parametrize("rounds", [["idle"], ["body", "idle"]])
@@ -215,11 +215,11 @@ class TestWhenItIsDone:
         said = "rounds must name layers that run, got 'idle', which never does"
         server = RelayServer(make(9), rounds=rounds, uploads=sent)
         for _ in range(2):
-            with refused(said):
+            with refused_input(said):
                 server.broadcast()
-        with refused(said):
+        with refused_input(said):
             RelayServer(make(9), rounds=rounds, uploads=sent, start=make(8).state_dict())
-        with refused(said):
+        with refused_input(said):
             relay(make(9), pairs, rounds=rounds)
 
 
@@ -230,7 +230,7 @@ def test_what_would_be_ignored_is_refused(name: str) -> None:
     sent = [maecho.make_upload(m, b, f"{i}", rank=None) for i, (m, b) in enumerate(pairs)]
     given: dict[str, Any] = {"uploads": sent, "drawing": Drawing(300), "start": model.state_dict()}
     said = {"start": "start must come with uploads"}.get(name, f"{name} must be left out with rounds='all'")
-    with refused(said):
+    with refused_input(said):
         RelayServer(model, **{name: given[name]})
-    with refused(said):
+    with refused_input(said):
         relay(model, pairs, **{name: given[name]})

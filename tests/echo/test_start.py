@@ -18,7 +18,7 @@ from support.relays import (
     resnet,
     same,
 )
-from support.tiny import refused
+from support.tiny import refused_input
 
 
 def test_uploads_of_before_are_gone_on_from() -> None:
@@ -32,7 +32,7 @@ def test_uploads_of_before_are_gone_on_from() -> None:
     small = [maecho.make_upload(m, b, f"client {i}", rank=2) for i, (m, b) in enumerate(pairs)]
     assert relay(model, pairs, rounds=2, uploads=small).recipe["upload_bytes"] < whole.recipe["upload_bytes"]
     assert relay(model, pairs).recipe["upload_bytes"] == 0
-    with refused("uploads must be Upload objects, got str"):
+    with refused_input("uploads must be Upload objects, got str"):
         relay(model, pairs, rounds=2, uploads=["a.safetensors"])  # type: ignore[list-item]
 
 
@@ -71,18 +71,18 @@ def test_norms_and_what_has_no_matrix_come_from_the_start_too() -> None:
 def test_starts_that_are_none() -> None:
     model, pairs = mlp(), [(mlp(seed), batches(seed)) for seed in (1, 2)]
     sent = [maecho.make_upload(m, b, f"client {i}", rank=2) for i, (m, b) in enumerate(pairs)]
-    with refused("start must come with uploads", "rounds at some layers alone, got rounds='all'"):
+    with refused_input("start must come with uploads", "rounds at some layers alone, got rounds='all'"):
         relay(model, pairs, uploads=sent, start=model.state_dict())
-    with refused("with a start some stage must be asked for anew, got rounds=1"):
+    with refused_input("with a start some stage must be asked for anew, got rounds=1"):
         relay(model, pairs, rounds=1, uploads=sent, start=model.state_dict())
-    with refused("start must be a state_dict of the model", "got"):
+    with refused_input("start must be a state_dict of the model", "got"):
         relay(model, pairs, rounds=2, uploads=sent, start={"0.weight": torch.zeros(1)})
 
 
 def test_with_privacy_uploads_of_before_must_promise_it_too() -> None:
     pairs, privacy = [(mlp(seed), batches(seed)) for seed in (1, 2)], maecho.Privacy(2.0, 3.0, generator=rng())
     plain = [maecho.make_upload(m, b, f"{i}") for i, (m, b) in enumerate(pairs)]
-    with refused("0: with privacy an upload must be made with noise=2.0 and delta=1e-05, got noise=None"):
+    with refused_input("0: with privacy an upload must be made with noise=2.0 and delta=1e-05, got noise=None"):
         relay(mlp(), pairs, rounds=2, uploads=plain, privacy=privacy)
     other = maecho.Privacy(2.0, 9.0, generator=rng(1))
     noisy = [maecho.make_upload(m, b, f"{i}", privacy=other) for i, (m, b) in enumerate(pairs)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from maecho.network.attention import SplitAttention, attentions, packed, slow_path, split
 from support.clients import rng
-from support.tiny import refused
+from support.tiny import refused_input
 
 BOOL = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
 FLOAT = torch.randn(5, 5, generator=rng(3))
@@ -186,5 +186,5 @@ def test_a_model_that_cannot_be_copied() -> None:
         def __deepcopy__(self, memo: object) -> nn.Module:
             raise TypeError("not\nthis one")
 
-    with refused("the model", "copy.deepcopy", "Stubborn: not this one"):
+    with refused_input("the model", "copy.deepcopy", "Stubborn: not this one"):
         split(Stubborn(2, 2))

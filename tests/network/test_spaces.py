@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from maecho import UploadError
+from maecho.errors import InputError
 from maecho.lab.networks import mlp
 from maecho.network.spaces import Place, Space, check, load, permute, verify
 from maecho.network.tracing import derive
@@ -44,7 +45,7 @@ WRONG = {
 def test_a_wrong_specification_is_named(name: str) -> None:
     space, words = WRONG[name]
     spaces = (*GOOD, space) if name == "twice" else (space, *GOOD[1:])
-    with pytest.raises(UploadError, match=words):
+    with pytest.raises(InputError, match=words):
         check(spaces, mlp((12, 9, 7, 5)).state_dict())
 
 

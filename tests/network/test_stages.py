@@ -13,7 +13,7 @@ from maecho.network.attention import split
 from maecho.network.stages import Plan, plan
 from support.clients import Net, rng
 from support.clients import network as mlp
-from support.tiny import NAN, refused
+from support.tiny import NAN, refused_input
 
 IMAGE = torch.randn(4, 3, 6, 6, generator=rng(1))
 ROWS = torch.randn(4, 6, generator=rng(2))
@@ -194,9 +194,9 @@ def test_the_model_is_left_as_it_is() -> None:
 
 
 def test_bad_input() -> None:
-    with refused("inputs must be finite", "NaN"):
+    with refused_input("inputs must be finite", "NaN"):
         plan(mlp(), torch.full((2, 12), NAN))
     broken = mlp()
     broken[2].weight.data.fill_(NAN)
-    with refused("finite outputs for finite inputs", "NaN"):
+    with refused_input("finite outputs for finite inputs", "NaN"):
         plan(broken, torch.randn(2, 12))

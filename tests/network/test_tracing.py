@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from maecho import UploadError
+from maecho import InputError
 from maecho.lab.networks import mlp
 from maecho.network.spaces import verify
 from maecho.network.tracing import derive
@@ -73,5 +73,5 @@ def test_a_network_that_cannot_be_traced_says_what_to_do() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(UploadError, match=r"Branching must be traceable by torch\.fx .*got: .*give them by hand"):
+    with pytest.raises(InputError, match=r"Branching must be traceable by torch\.fx .*got: .*give them by hand"):
         derive(Branching())

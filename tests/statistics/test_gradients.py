@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from maecho.network.per_example import LongWay
 from maecho.upload.client import make_upload
 from support.clients import batches, network, rng
-from support.tiny import refused
+from support.tiny import refused_input
 
 
 class Free(nn.Module):
@@ -289,7 +289,7 @@ def test_inputs_may_be_a_mapping() -> None:
 
 def test_a_model_that_mixes_examples_is_refused_in_one_sentence() -> None:
     model = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 5))
-    with refused("a: ", "fisher", "one example at a time", "got an error"):
+    with refused_input("a: ", "fisher", "one example at a time", "got an error"):
         make_upload(model, batches(), "a", ["fisher"])
 
 

@@ -18,7 +18,7 @@ from maecho.linalg.symmetric import Diagonal
 from maecho.statistics.moments import CLUSTERED, ClassScatter, centres
 from maecho.synthesis.pseudo import PseudoInputs, seed_for
 from support.clients import batches, network, rng
-from support.tiny import QUICK, refused
+from support.tiny import QUICK, refused_input
 
 
 def clouds(n: int = 90, d: int = 4, parts: int = 3, apart: float = 50.0) -> tuple[Tensor, Tensor]:
@@ -178,7 +178,7 @@ def test_a_file_holds_them(options: dict[str, Any], tmp_path: Path) -> None:
     ],
 )
 def test_bad_values(options: dict[str, Any], said: tuple[str, ...]) -> None:
-    with refused("ann", *said):
+    with refused_input("ann", *said):
         maecho.make_upload(network(), batches(), "ann", **options)
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maecho import Upload, UploadError, make_upload
+from maecho import Upload, make_upload
 from maecho.alignment.transport import Alignment
+from maecho.errors import InputError
 from maecho.linalg.spectra import Spectrum
 from maecho.network.forward import Pass
 from maecho.network.layers import Layer
@@ -78,9 +79,9 @@ def test_a_new_statistic_is_one_class_and_one_row(tmp_path: Path, monkeypatch: p
 
 def test_a_statistic_that_nobody_knows_is_refused() -> None:
     upload = make_upload(network(), batches(), "ann", ["gram"])
-    with pytest.raises(UploadError, match=r"ann: statistics must be among gram, .*, got 'largest'"):
+    with pytest.raises(InputError, match=r"ann: statistics must be among gram, .*, got 'largest'"):
         Upload("ann", upload.examples, upload.weights, upload.layers, statistics={"largest": {}})
-    with pytest.raises(UploadError, match=r"ann: statistics must be among gram, .*, got 'largest'"):
+    with pytest.raises(InputError, match=r"ann: statistics must be among gram, .*, got 'largest'"):
         make_upload(network(), batches(), "ann", ["largest"])
 
 

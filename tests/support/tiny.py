@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maecho import Upload, UploadError, make_upload
+from maecho import InputError, Upload, UploadError, make_upload
 from maecho.statistics import STATISTICS
 
 NAN, INF = float("nan"), float("inf")
@@ -88,6 +88,11 @@ def refused(*parts: str, error: type[Exception] = UploadError) -> Iterator[None]
     assert re.search(r"\b(got|cannot)\b", text), f"what came? {text}"
     for part in parts:
         assert part in text
+
+
+def refused_input(*parts: str) -> contextlib.AbstractContextManager[None]:
+    """The same for bad input that is no upload: a model, batches, an option, a message."""
+    return refused(*parts, error=InputError)
 
 
 def cases(table: dict[str, tuple[Any, ...]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from support.tiny import (
     cases,
     network,
     refused,
+    refused_input,
     upload,
     with_fields,
     with_last_entry,
@@ -241,7 +242,7 @@ DATA: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("arguments", "parts"), **cases(DATA))
 def test_make_upload_refuses(arguments: dict[str, Any], parts: tuple[str, ...]) -> None:
-    with refused(*parts):
+    with refused_input(*parts):
         make_upload(**{"model": network(), "batches": batches(), "client": "ann", **arguments})
 
 
@@ -250,7 +251,7 @@ def test_a_state_dict_holds_tensors_alone() -> None:
         def get_extra_state(self) -> str:
             return "odd"
 
-    with refused("ann", "_extra_state", "tensor", "str"):
+    with refused_input("ann", "_extra_state", "tensor", "str"):
         make_upload(Odd(4, 3), batches(), "ann")
 
 

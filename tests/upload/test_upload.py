@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import maecho
-from maecho import UploadError
+from maecho.errors import InputError
 from maecho.statistics import STATISTICS
 from maecho.upload import inspection, size
 from maecho.upload.client import make_upload
@@ -204,5 +204,5 @@ def test_what_a_rank_means(rank: Any, rule: Any) -> None:
 
 @pytest.mark.parametrize("rank", ["64", "5", "5 M", "x", "-1x", True, -1, 0.0, 1.5, "1e3x", [1]])
 def test_other_ranks_are_refused(rank: Any) -> None:
-    with pytest.raises(UploadError, match="rank must be a whole number, a share of energy in"):
+    with pytest.raises(InputError, match="rank must be a whole number, a share of energy in"):
         size.parse(rank)

@@ -20,7 +20,7 @@ from maecho.echo.messages import Answer, Opening, Question, units_named
 from maecho.echo.observation import observe
 from maecho.echo.totals import UnitTotals
 from maecho.echo.wire import own_memory, upper_triangle
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.attention import split
 from maecho.network.forward import examples, parts
 from maecho.network.layers import read
@@ -55,15 +55,15 @@ class RelayClient:
         released: int = 0,
     ):
         if isinstance(batches, Iterator):
-            raise UploadError(
+            raise InputError(
                 f"{client}: the batches must be something that can be gone through once a round, such as a list or a "
                 f"DataLoader, got a {type(batches).__name__} that is used up after one"
             )
         self.client, self._batches, self._progress = client, batches, progress
         try:
             self._own = split(model)
-        except UploadError as error:
-            raise UploadError(f"{client}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{client}: {error}") from error
         self._merged = copy.deepcopy(self._own)
         self._aliases = read(self._own).aliases
         self._plan = plan
@@ -77,22 +77,22 @@ class RelayClient:
     def spent(self) -> tuple[float, float]:
         """(ε, δ) of everything that was released so far."""
         if self._ledger is None:
-            raise UploadError(f"{self.client}: what is spent must be counted with privacy, got a client without")
+            raise InputError(f"{self.client}: what is spent must be counted with privacy, got a client without")
         return self._ledger.privacy.epsilon(self.released), self._ledger.privacy.delta
 
     def answer(self, question: Question | Mapping[str, Tensor]) -> Answer:
         """What the data say to the server's question, which may come in its wire form."""
         try:
             question = Question.read(question)
-        except UploadError as error:
-            raise UploadError(f"{self.client}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{self.client}: {error}") from error
         self._load(question.weights)
         if question.opening:
             return self._open()
         try:
             units = units_named(question.units, network(self._own))
-        except UploadError as error:
-            raise UploadError(f"{self.client}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{self.client}: {error}") from error
         return self._sums(units, question.head)
 
     def _load(self, weights: Mapping[str, Tensor]) -> None:
@@ -100,7 +100,7 @@ class RelayClient:
         for name, tensor in weights.items():
             if name not in state or state[name].shape != tensor.shape:
                 expected = tuple(state[name].shape) if name in state else "no such weight"
-                raise UploadError(
+                raise InputError(
                     f"{self.client}: the server's {name!r} must be of this client's network ({expected}), got "
                     f"{tuple(tensor.shape)}"
                 )
@@ -133,14 +133,14 @@ class RelayClient:
             inputs = (parts(batch, self.client)[0] for batch in self._batches)
             first = next((x for x in inputs if examples(x)), None)
             if first is None:
-                raise UploadError(f"{self.client}: the batches must hold at least one example, got none")
+                raise InputError(f"{self.client}: the batches must hold at least one example, got none")
             try:
                 self._plan = plan(self._own, first)
-            except UploadError as error:
-                raise UploadError(f"{self.client}: {error}") from error
+            except InputError as error:
+                raise InputError(f"{self.client}: {error}") from error
             except RuntimeError as error:
                 reason = " ".join(str(error).split())
-                raise UploadError(
+                raise InputError(
                     f"{self.client}: the model must take its own batches, got an error: {reason}"
                 ) from error
         return self._plan
@@ -188,7 +188,5 @@ class RelayClient:
     def _classes(self, head: str) -> int:
         units = network(self._own)
         if head not in units:
-            raise UploadError(
-                f"{self.client}: the server's last layer is {head!r}, one that this network does not have"
-            )
+            raise InputError(f"{self.client}: the server's last layer is {head!r}, one that this network does not have")
         return units[head].layer.shape(self._own.state_dict())[1]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.attention import slow_path
 from maecho.network.forward import call, examples, parts
 from maecho.network.hooks import watching
@@ -40,10 +40,10 @@ class PrivacyLedger:
         self._checked = False
 
     def check_allowed(self) -> None:
-        """Raise UploadError if no further release is allowed."""
+        """Raise InputError if no further release is allowed."""
         most = self.privacy.releases
         if most is not None and self.released >= most:
-            raise UploadError(
+            raise InputError(
                 f"{self.client}: with this privacy the data may be asked {most} time(s), got one question more"
             )
 
@@ -75,7 +75,7 @@ class PrivacyLedger:
         return self._examples, out
 
     def check_network(self, model: nn.Module, batches: Iterable[Any]) -> None:
-        """Raise UploadError unless every layer has the examples on its first axis, and no example's rows depend on
+        """Raise InputError unless every layer has the examples on its first axis, and no example's rows depend on
         another example. Otherwise one example could change the rows of others, without any bound.
 
         Two examples are used for this test.
@@ -90,18 +90,18 @@ class PrivacyLedger:
             try:
                 alone = _seen(model, _cut(few, i, i + 1))
             except (RuntimeError, ValueError) as error:
-                raise UploadError(
+                raise InputError(
                     f"{self.client}: with privacy the model must run on a single example, got an error: "
                     f"{' '.join(str(error).split())}"
                 ) from error
             for name, calls in together.items():
                 if len(calls) > 1:
-                    raise UploadError(
+                    raise InputError(
                         f"{self.client}: with privacy a layer must run once, got {name!r}, which runs {len(calls)} "
                         "times"
                     )
                 if not (len(alone.get(name, ())) == 1 and _same(calls[0][i : i + 1], alone[name][0])):
-                    raise UploadError(
+                    raise InputError(
                         f"{self.client}: with privacy every example must give a layer rows of its own on the first "
                         f"axis, whatever the other examples are, got other rows at {name!r}"
                     )

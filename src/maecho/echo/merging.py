@@ -12,7 +12,7 @@ from maecho.echo.fit import Regression, fitted, repaired
 from maecho.echo.messages import Answer, Opening, units_named
 from maecho.echo.state import RelayState
 from maecho.echo.totals import sums_of
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.attention import packed, split
 from maecho.network.layers import read
 from maecho.network.units import Unit, network
@@ -39,7 +39,7 @@ class MergedNetwork:
         numbers = set(opening.stages.values())
         count = max(numbers, default=0) + 1
         if not numbers | {0} >= set(range(count)):
-            raise UploadError(f"answers must number the stages without a gap, got {sorted(numbers)}")
+            raise InputError(f"answers must number the stages without a gap, got {sorted(numbers)}")
         stages = tuple(
             units_named({n: opening.joins.get(n) for n, number in opening.stages.items() if number == k}, self.units)
             for k in range(count)
@@ -51,7 +51,7 @@ class MergedNetwork:
         known = self._parameters(stages) | plain.keys() | self._aliases.keys()
         for name in self.network.state_dict():
             if name not in known:
-                raise UploadError(f"answers must be of the server's network, got none for {name!r}")
+                raise InputError(f"answers must be of the server's network, got none for {name!r}")
         self.load(plain)
         return RelayState(stages, opening.head, round(float(total.clients)) == 1, frozenset(plain))
 
@@ -71,7 +71,7 @@ class MergedNetwork:
         for unit in stage:
             sums = sums_of(unit, tuple(unit.matrix(self.network).shape), total.of(unit.name), device)
             if "labels" in sums and "outputs" not in sums and unit.name != head:
-                raise UploadError(f"sums by class of {unit.name!r} must hold its outputs, got none")
+                raise InputError(f"sums by class of {unit.name!r} must hold its outputs, got none")
             prior = sums["prior"] / examples
             if "noise" in sums:
                 sums = repaired(unit, sums, examples)
@@ -80,7 +80,7 @@ class MergedNetwork:
             new |= fitted(regression, unit, sums, prior, self.network, float(examples), unit.name == head)
         lost = [name for name, tensor in new.items() if not tensor.isfinite().all()]
         if lost:
-            raise UploadError(f"the fit must be finite, got NaN or infinity in {lost[0]!r}")
+            raise InputError(f"the fit must be finite, got NaN or infinity in {lost[0]!r}")
         self.load(new)
         return frozenset(new)
 
@@ -89,7 +89,7 @@ class MergedNetwork:
         state = self.network.state_dict()
         for name, tensor in tensors.items():
             if name not in state or state[name].shape != tensor.shape:
-                raise UploadError(f"answers must be of the server's network, got {name!r} {tuple(tensor.shape)}")
+                raise InputError(f"answers must be of the server's network, got {name!r} {tuple(tensor.shape)}")
         for name, tensor in tensors.items():
             state[name].copy_(tensor)
 
@@ -112,5 +112,5 @@ class MergedNetwork:
             twin.load_state_dict(dict(state))
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise UploadError(f"{what} must be a state_dict of the model, got: {reason}") from error
+            raise InputError(f"{what} must be a state_dict of the model, got: {reason}") from error
         return split(twin)

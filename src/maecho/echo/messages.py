@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maecho.echo import wire
 from maecho.echo.totals import REQUIRED, UnitTotals, real_numbers
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.units import Unit
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class Question:
         object.__setattr__(self, "units", MappingProxyType(dict(self.units)))
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 0:
-            raise UploadError(f"the round of a question must be a whole number, at least 0, got {self.round!r}")
+            raise InputError(f"the round of a question must be a whole number, at least 0, got {self.round!r}")
         for name, tensor in self.weights.items():
             if not isinstance(tensor, Tensor):
-                raise UploadError(f"the weight {name!r} of a question must be a tensor, got {type(tensor).__name__}")
+                raise InputError(f"the weight {name!r} of a question must be a tensor, got {type(tensor).__name__}")
         if self.opening and (self.units or self.weights or self.head is not None):
-            raise UploadError("an opening question must ask for nothing else, got layers or weights besides")
+            raise InputError("an opening question must ask for nothing else, got layers or weights besides")
 
     def tensors(self) -> dict[str, Tensor]:
         """Its wire form."""
@@ -105,10 +105,10 @@ class Opening:
     def __post_init__(self) -> None:
         for name, number in self.stages.items():
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise UploadError(f"the stage of {name!r} must be a whole number, at least 0, got {number!r}")
+                raise InputError(f"the stage of {name!r} must be a whole number, at least 0, got {number!r}")
         for layer in self.joins:
             if layer not in self.stages:
-                raise UploadError(f"a BatchNorm must be joined to a layer that has a stage, got {layer!r}")
+                raise InputError(f"a BatchNorm must be joined to a layer that has a stage, got {layer!r}")
         plain = {
             name: real_numbers(f"the weight {name!r}", tensor) if tensor.is_floating_point() else tensor
             for name, tensor in self.plain.items()
@@ -157,12 +157,12 @@ class Answer:
         for part in (wire.CLIENTS, wire.EXAMPLES):
             tensor = real_numbers(part, getattr(self, part))
             if tensor.numel() != 1:
-                raise UploadError(f"answers must say of how many {part} they are, got {tensor.tolist()}")
+                raise InputError(f"answers must say of how many {part} they are, got {tensor.tolist()}")
             object.__setattr__(self, part, tensor)
         object.__setattr__(self, "totals", tuple(self.totals))
         names = [totals.unit for totals in self.totals]
         if len(set(names)) < len(names):
-            raise UploadError(f"an answer must hold the sums of a layer once, got {', '.join(map(repr, names))}")
+            raise InputError(f"an answer must hold the sums of a layer once, got {', '.join(map(repr, names))}")
 
     def __add__(self, other: Answer) -> Answer:
         return Answer.read(wire.add(self.tensors(), other.tensors()))
@@ -171,7 +171,7 @@ class Answer:
         """The sums of one unit."""
         found = next((totals for totals in self.totals if totals.unit == unit), None)
         if found is None:
-            raise UploadError(f"answers must hold the sums of {unit!r}, got none")
+            raise InputError(f"answers must hold the sums of {unit!r}, got none")
         return found
 
     def tensors(self) -> dict[str, Tensor]:
@@ -191,7 +191,7 @@ class Answer:
         wire.check_tensors(message, "an answer")
         for part in (wire.CLIENTS, wire.EXAMPLES):
             if part not in message:
-                raise UploadError(f"answers must say of how many {part} they are, got none")
+                raise InputError(f"answers must say of how many {part} they are, got none")
         sums: dict[str, dict[str, Tensor]] = {}
         for key, tensor in wire.below(wire.SUM, message).items():
             unit, _, part = key.rpartition("/")
@@ -200,7 +200,7 @@ class Answer:
         totals = []
         for unit, parts in sums.items():
             if not parts.keys() >= set(REQUIRED):
-                raise UploadError(f"answers must hold the sums of {unit!r}, got none")
+                raise InputError(f"answers must hold the sums of {unit!r}, got none")
             totals.append(UnitTotals(unit, **{part: tensor for part, tensor in parts.items() if part in known}))
         answer = cls(message[wire.CLIENTS], message[wire.EXAMPLES], tuple(totals), Opening.read(message))
         wire.check_keys(message, answer.tensors(), "an answer")
@@ -217,8 +217,8 @@ def add_up(answers: Iterable[Answer | Mapping[str, Tensor]]) -> tuple[Answer | N
         try:
             answer = Answer.read(message)
             total = answer if total is None else total + answer
-        except UploadError as error:
-            raise UploadError(f"answer {i}: {error}") from error
+        except InputError as error:
+            raise InputError(f"answer {i}: {error}") from error
         sent = message.tensors() if isinstance(message, Answer) else message
         largest = max(largest, sum(tensor.nbytes for tensor in sent.values()))
     return total, largest
@@ -228,5 +228,5 @@ def units_named(names: Mapping[str, str | None], units: Mapping[str, Unit]) -> t
     """The units of a network that a message names, joined with their BatchNorm as it says."""
     for wanted in (*names, *(norm for norm in names.values() if norm is not None)):
         if wanted not in units:
-            raise UploadError(f"sums must be of layers of this network, got {wanted!r}, which it does not have")
+            raise InputError(f"sums must be of layers of this network, got {wanted!r}, which it does not have")
     return tuple(replace(units[name], norm=norm) for name, norm in names.items())

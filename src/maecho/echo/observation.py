@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network import kinds
 from maecho.network.attention import slow_path
 from maecho.network.forward import call, check_labels, forward
@@ -100,12 +100,12 @@ def observe(
         for unit in units:
             calls_own, calls_merged = step.output["own"][unit.name], step.output["merged"][unit.name]
             if len(calls_own) != len(calls_merged):
-                raise UploadError(
+                raise InputError(
                     f"{client}: {unit.name!r} must run as often in the merged network as in the client's, "
                     f"got {len(calls_merged)} and {len(calls_own)} times"
                 )
             if limit is not None and len(calls_merged) > 1:
-                raise UploadError(
+                raise InputError(
                     f"{client}: with privacy a layer must run once, got {unit.name!r}, which runs "
                     f"{len(calls_merged)} times"
                 )
@@ -114,13 +114,13 @@ def observe(
                 labels = step.labels if unit.name in layers_with_labels and row_each else None
                 y = None if labels is None else one_hot(labels.to(x.device), classes).double()
                 if limit is not None and len(x) != step.size:
-                    raise UploadError(
+                    raise InputError(
                         f"{client}: with privacy every example must give a layer rows of its own, got {len(x)} at "
                         f"{unit.name!r} for {step.size} example(s)"
                     )
                 _add(observed.units[unit.name], unit, merged.get_submodule(module), x, z, y, limit)
     if not observed.examples:
-        raise UploadError(f"{client}: the batches must hold at least one example, got none")
+        raise InputError(f"{client}: the batches must hold at least one example, got none")
     if not labelled:  # sums by class over some examples do not go with sums over all
         for sums in observed.units.values():
             sums.labels = sums.outputs = sums.counts = None
@@ -172,7 +172,7 @@ def _add_rows(
 def _factor(limit: Limit, h: Tensor, t: Tensor, examples: int) -> Tensor:
     """The limit's factors, one for each row. All rows of an example get the same one."""
     if h.shape[1] % examples:
-        raise UploadError(
+        raise InputError(
             "with privacy every example must give a layer the same number of rows, got "
             f"{h.shape[1]} rows of {examples} examples"
         )

@@ -13,7 +13,7 @@ from maecho.echo.fit import Regression
 from maecho.echo.rounds import Rounds
 from maecho.echo.server import RelayServer
 from maecho.echo.simulated import Drawing
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.privacy import Privacy
 from maecho.progress import track
 from maecho.upload.client import make_upload
@@ -48,7 +48,7 @@ def relay(
     began = time.perf_counter()
     pairs = list(clients)
     if not pairs:
-        raise UploadError("there must be at least one client to relay, got none")
+        raise InputError("there must be at least one client to relay, got none")
     before = 0 if rounds == "all" else 1  # an upload comes first
     relay_clients = [
         RelayClient(own, batches, f"client {i}", progress=False, privacy=privacy, released=before)
@@ -89,10 +89,10 @@ def _checked(uploads: list[Upload], privacy: Privacy | None) -> list[Upload]:
     """Uploads of before. With privacy, each must be one release with the noise of a round; it may clip otherwise."""
     for upload in uploads:
         if not isinstance(upload, Upload):
-            raise UploadError(f"uploads must be Upload objects, got {type(upload).__name__}")
+            raise InputError(f"uploads must be Upload objects, got {type(upload).__name__}")
         promised = upload.recipe.get("privacy", {})
         if privacy is not None and (promised.get("noise"), promised.get("delta")) != (privacy.noise, privacy.delta):
-            raise UploadError(
+            raise InputError(
                 f"{upload.client}: with privacy an upload must be made with noise={privacy.noise} and "
                 f"delta={privacy.delta}, got noise={promised.get('noise')} and delta={promised.get('delta')}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.units import Unit
 
 Rounds = int | str | Sequence[str]
@@ -26,18 +26,18 @@ def checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str,
 
 
 def check_used(rounds: Rounds, *, uploads: Any = None, start: Any = None, drawing: Any = None) -> None:
-    """Raises UploadError where something is given that is for drawn inputs alone and none are drawn, or where inputs
+    """Raises InputError where something is given that is for drawn inputs alone and none are drawn, or where inputs
     are to be drawn and there are no uploads."""
     if start is not None and (uploads is None or rounds == "all"):
-        raise UploadError(
+        raise InputError(
             "start must come with uploads, which tell how the network runs, and with rounds at some layers alone, "
             f"got rounds={rounds!r}"
         )
     for name, given in {"uploads": uploads, "drawing": drawing}.items():
         if given is not None and rounds == "all":
-            raise UploadError(f"{name} must be left out with rounds='all', where no inputs are drawn, got some")
+            raise InputError(f"{name} must be left out with rounds='all', where no inputs are drawn, got some")
     if uploads is None and rounds != "all":
-        raise UploadError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
+        raise InputError(f"rounds={rounds!r} needs uploads with moments to draw inputs from, got none")
 
 
 def check_run(rounds: Rounds, stages: Stages) -> None:
@@ -47,7 +47,7 @@ def check_run(rounds: Rounds, stages: Stages) -> None:
     run = {name for stage in stages for unit in stage for name in (unit.name, unit.norm)}
     for name in rounds:
         if name not in run:
-            raise UploadError(f"rounds must name layers that run, got {name!r}, which never does")
+            raise InputError(f"rounds must name layers that run, got {name!r}, which never does")
 
 
 def asks_clients(rounds: Rounds, stages: Stages, stage: int) -> bool:

@@ -32,7 +32,7 @@ from maecho.echo.state import (
     write_checkpoint,
 )
 from maecho.echo.wire import own_memory
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.options import number
 from maecho.progress import track
 from maecho.upload.cohort import Source
@@ -125,7 +125,7 @@ class RelayServer:
         if not self.done:
             self.fit_drawn()
         if self.done:
-            raise UploadError(f"there must be a stage left to ask for, got {self._left()}")
+            raise InputError(f"there must be a stage left to ask for, got {self._left()}")
         return self._question()
 
     def collect(self, answers: Iterable[Answer | Mapping[str, Tensor]]) -> None:
@@ -138,7 +138,7 @@ class RelayServer:
         if not self.done:
             self.fit_drawn()
         if self.done:
-            raise UploadError(f"there must be a stage left to fit, got answers for {self._left()}")
+            raise InputError(f"there must be a stage left to fit, got answers for {self._left()}")
         self._fit(answers, REAL)
 
     def fit_drawn(self) -> None:
@@ -159,7 +159,7 @@ class RelayServer:
         state = self._state
         if state is None or not state.complete:
             finished, count = (0, "unknown") if state is None else (state.finished, len(state.stages))
-            raise UploadError(f"every stage must be fitted, got {finished} of {count}")
+            raise InputError(f"every stage must be fitted, got {finished} of {count}")
         merged = self._merged.result(state.stages)
         simulated = self._simulated
         drawn = [] if simulated is None else [repr(simulated.drawing)]
@@ -180,7 +180,7 @@ class RelayServer:
         try:
             schedule.check_run(self._rounds, state.stages)
             self._merged.load(weights)
-        except UploadError as error:
+        except InputError as error:
             raise not_of_this_network(path, error) from error
         self._state = state
 
@@ -212,7 +212,7 @@ class RelayServer:
         numbers = range(len(plan.stages))
         first = next((k for k in numbers if schedule.asks_clients(self._rounds, plan.stages, k)), None)
         if first is None:
-            raise UploadError(f"with a start some stage must be asked for anew, got rounds={self._rounds!r}")
+            raise InputError(f"with a start some stage must be asked for anew, got rounds={self._rounds!r}")
         settled = self._merged.load_model(start, without=plan.stages[first:])
         fitted = tuple(FittedStage([unit.name for unit in stage], START) for stage in plan.stages[:first])
         self._state = RelayState(plan.stages, plan.head, len(self._simulated) == 1, settled, fitted)
@@ -225,9 +225,9 @@ class RelayServer:
             clients = 0 if total is None else round(float(total.clients))
             minimum = self._minimum if inputs == REAL else 1
             if total is None or clients < minimum:
-                raise UploadError(f"at least {minimum} client(s) must answer, got {clients}; ask again")
+                raise InputError(f"at least {minimum} client(s) must answer, got {clients}; ask again")
             if not float(total.examples) > 0:
-                raise UploadError(f"answers must say of how many examples they are, got {float(total.examples)}")
+                raise InputError(f"answers must say of how many examples they are, got {float(total.examples)}")
             if state is None:
                 state = self._merged.open(total.opening or Opening(), total)
                 schedule.check_run(self._rounds, state.stages)
@@ -238,8 +238,8 @@ class RelayServer:
                 if inputs == REAL:
                     fitted = replace(fitted, clients=clients, bytes=size)
                 state = state.after(fitted, settled)
-        except UploadError as error:
-            raise UploadError(f"round {stage}: {error}") from error
+        except InputError as error:
+            raise InputError(f"round {stage}: {error}") from error
         self._state, self._seconds = state, time.perf_counter() - self._began
         if self._checkpoint is not None and state.finished > stage:
             write_checkpoint(self._checkpoint, state, self._merged.network.state_dict())

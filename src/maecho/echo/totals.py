@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maecho.echo import wire
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.units import Unit
 
 if TYPE_CHECKING:
@@ -45,30 +45,30 @@ class UnitTotals:
 
     def __post_init__(self) -> None:
         if not isinstance(self.unit, str):
-            raise UploadError(f"the unit of totals must be a name, got {type(self.unit).__name__}")
+            raise InputError(f"the unit of totals must be a name, got {type(self.unit).__name__}")
         for part, tensor in self.parts().items():
             object.__setattr__(self, part, real_numbers(f"{part} of {self.unit!r}", tensor))
         shape = tuple(self.prior.shape)
         if len(shape) != 3:
-            raise UploadError(f"the sums of {self.unit!r} must be of groups, outputs and inputs, got {shape}")
+            raise InputError(f"the sums of {self.unit!r} must be of groups, outputs and inputs, got {shape}")
         g, o, d = shape
         if self.cross.shape != shape:
-            raise UploadError(f"the sums of {self.unit!r} must be {shape} as its weights, got {_shape(self.cross)}")
+            raise InputError(f"the sums of {self.unit!r} must be {shape} as its weights, got {_shape(self.cross)}")
         triangle, diagonal = (g, d * (d + 1) // 2), (g, 1, d)
         if self.gram.shape not in (triangle, diagonal):
-            raise UploadError(
+            raise InputError(
                 f"Σ h hᵀ of {self.unit!r} must be {triangle} or {diagonal} numbers, got {_shape(self.gram)}"
             )
         classes = len(self.counts) if self.counts is not None and self.counts.dim() else 0
         for part, expected in {"labels": (classes, d), "outputs": (classes, o), "counts": (classes,)}.items():
             tensor = getattr(self, part)
             if tensor is not None and tensor.shape != expected:
-                raise UploadError(f"{part} of {self.unit!r} must be {expected}, got {_shape(tensor)}")
+                raise InputError(f"{part} of {self.unit!r} must be {expected}, got {_shape(tensor)}")
         if (self.labels is None) != (self.counts is None) or (self.outputs is not None and self.labels is None):
             there = ", ".join(part for part in ("labels", "outputs", "counts") if part in self.parts())
-            raise UploadError(f"sums by class of {self.unit!r} must come with their counts, got {there} alone")
+            raise InputError(f"sums by class of {self.unit!r} must come with their counts, got {there} alone")
         if self.noise is not None and self.noise.numel() != 1:
-            raise UploadError(f"noise of {self.unit!r} must be one number, got {_shape(self.noise)}")
+            raise InputError(f"noise of {self.unit!r} must be one number, got {_shape(self.noise)}")
 
     def parts(self) -> dict[str, Tensor]:
         """The sums that are there, by name."""
@@ -80,10 +80,10 @@ def sums_of(unit: Unit, shape: tuple[int, ...], totals: UnitTotals, device: torc
     """One unit's totals as the fit takes them: checked against the shape [g, o, d] of its matrix, the gram whole."""
     g, _, d = shape
     if totals.prior.shape != shape:
-        raise UploadError(f"the sums of {unit.name!r} must be {shape} as its weights, got {_shape(totals.prior)}")
+        raise InputError(f"the sums of {unit.name!r} must be {shape} as its weights, got {_shape(totals.prior)}")
     expected = (g, 1, d) if unit.layer.one_hot else (g, d * (d + 1) // 2)
     if totals.gram.shape != expected:
-        raise UploadError(f"Σ h hᵀ of {unit.name!r} must be {expected} numbers, got {_shape(totals.gram)}")
+        raise InputError(f"Σ h hᵀ of {unit.name!r} must be {expected} numbers, got {_shape(totals.gram)}")
     found = {part: tensor.to(device) for part, tensor in totals.parts().items()}
     return found if unit.layer.one_hot else found | {"gram": wire.whole_matrix(found["gram"], d)}
 
@@ -91,11 +91,11 @@ def sums_of(unit: Unit, shape: tuple[int, ...], totals: UnitTotals, device: torc
 def real_numbers(what: str, tensor: Tensor) -> Tensor:
     """The tensor in float64, if it is one of finite real numbers."""
     if not isinstance(tensor, Tensor):
-        raise UploadError(f"{what} must be a tensor, got {type(tensor).__name__}")
+        raise InputError(f"{what} must be a tensor, got {type(tensor).__name__}")
     if not tensor.is_floating_point():
-        raise UploadError(f"{what} must be real numbers, got {tensor.dtype}")
+        raise InputError(f"{what} must be real numbers, got {tensor.dtype}")
     if not tensor.isfinite().all():
-        raise UploadError(f"{what} must be finite, got NaN or infinity")
+        raise InputError(f"{what} must be finite, got NaN or infinity")
     return tensor.double()
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -47,32 +47,32 @@ def head(tensors: Mapping[str, Tensor]) -> str | None:
     """The last layer, if one is named."""
     names = list(below(HEAD, tensors))
     if len(names) > 1:
-        raise UploadError(f"a message must name one last layer, got {', '.join(map(repr, names))}")
+        raise InputError(f"a message must name one last layer, got {', '.join(map(repr, names))}")
     return names[0] if names else None
 
 
 def check_tensors(message: object, what: str) -> None:
     """A message from outside must be a dictionary of tensors."""
     if not isinstance(message, Mapping):
-        raise UploadError(f"{what} must be a dictionary of tensors, got {type(message).__name__}")
+        raise InputError(f"{what} must be a dictionary of tensors, got {type(message).__name__}")
     for key, tensor in message.items():
         if not isinstance(key, str):
-            raise UploadError(f"{what} must have strings as keys, got {type(key).__name__}")
+            raise InputError(f"{what} must have strings as keys, got {type(key).__name__}")
         if not isinstance(tensor, Tensor):
-            raise UploadError(f"{key!r} must be a tensor, got {type(tensor).__name__}")
+            raise InputError(f"{key!r} must be a tensor, got {type(tensor).__name__}")
 
 
 def check_keys(message: Mapping[str, Tensor], understood: Mapping[str, Tensor], what: str) -> None:
     """Every key of a message must mean something."""
     unknown = sorted(message.keys() - understood.keys())
     if unknown:
-        raise UploadError(f"{what} must hold keys that mean something there, got {unknown[0]!r}")
+        raise InputError(f"{what} must hold keys that mean something there, got {unknown[0]!r}")
 
 
 def whole_number(key: str, tensor: Tensor) -> int:
     """The number below a key."""
     if tensor.numel() != 1 or tensor.is_floating_point() or tensor.is_complex() or int(tensor) < 0:
-        raise UploadError(f"{key!r} must be one whole number, at least 0, got {tensor.tolist()}")
+        raise InputError(f"{key!r} must be one whole number, at least 0, got {tensor.tolist()}")
     return int(tensor)
 
 
@@ -83,7 +83,7 @@ def add(total: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> dict[str, 
     """
     if answer.keys() != total.keys():
         odd = sorted(answer.keys() ^ total.keys())[0]
-        raise UploadError(
+        raise InputError(
             f"must hold what the first one holds, got {odd!r} in one of them alone; all clients must run one network, "
             "and all have labels or none"
         )
@@ -91,16 +91,16 @@ def add(total: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> dict[str, 
     for key, tensor in answer.items():
         before = total[key]
         if tensor.shape != before.shape:
-            raise UploadError(f"{key!r} must be {tuple(before.shape)}, got {tuple(tensor.shape)}")
+            raise InputError(f"{key!r} must be {tuple(before.shape)}, got {tuple(tensor.shape)}")
         if tensor.is_floating_point() != before.is_floating_point():
-            raise UploadError(f"{key!r} must be {before.dtype} as for the others, got {tensor.dtype}")
+            raise InputError(f"{key!r} must be {before.dtype} as for the others, got {tensor.dtype}")
         if tensor.is_floating_point():
             out[key] = before + tensor.to(before)
         elif key.startswith(PLAIN):
             out[key] = before.maximum(tensor.to(before))
         else:
             if not torch.equal(before, tensor.to(before)):
-                raise UploadError(f"{key!r} must be {before.tolist()} as for the others, got {tensor.tolist()}")
+                raise InputError(f"{key!r} must be {before.tolist()} as for the others, got {tensor.tolist()}")
             out[key] = tensor
     return out
 

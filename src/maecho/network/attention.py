@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 
 PARTS = ("q", "k", "v")
 
@@ -106,7 +106,7 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:  # a model may refuse to be copied in any way
-        raise UploadError(
+        raise InputError(
             f"the model must be one that copy.deepcopy can copy, got {type(model).__name__}: "
             f"{' '.join(str(error).split())}"
         ) from error

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.progress import track
 
 
@@ -44,14 +44,14 @@ def forward(
             size = examples(x)
             if size:
                 if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
-                    raise UploadError(f"{label}: the inputs must be finite, got NaN or infinity")
+                    raise InputError(f"{label}: the inputs must be finite, got NaN or infinity")
                 try:
                     with torch.set_grad_enabled(graph):
                         output = call(model, x, device)
                 except RuntimeError as error:
                     reason = " ".join(str(error).split())
                     shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-                    raise UploadError(f"{label}: the model must take inputs {shape}, got an error: {reason}") from error
+                    raise InputError(f"{label}: the model must take inputs {shape}, got an error: {reason}") from error
                 yield Pass(x, _class_labels(y, size), output, size)
 
 
@@ -60,7 +60,7 @@ def parts(batch: Any, label: str) -> tuple[Any, Any]:
     if not isinstance(batch, tuple | list):
         return batch, None
     if not batch:
-        raise UploadError(f"{label}: a batch must hold inputs, got an empty {type(batch).__name__}")
+        raise InputError(f"{label}: a batch must hold inputs, got an empty {type(batch).__name__}")
     return batch[0], batch[1] if len(batch) > 1 else None
 
 
@@ -70,10 +70,10 @@ def examples(x: Any) -> int:
 
 
 def check_labels(labels: Tensor, classes: int, client: str) -> None:
-    """Raise UploadError unless every label is the number of a class."""
+    """Raise InputError unless every label is the number of a class."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        raise UploadError(
+        raise InputError(
             f"{client}: labels must lie in 0 … {classes - 1}, since the model has {classes} outputs, "
             f"got {low if low < 0 else high}"
         )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import InputError, UploadError
+from maecho.errors import InputError
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
 from maecho.network import kinds
@@ -154,24 +154,24 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def check(spaces: Sequence[Space], weights: Mapping[str, Tensor]) -> None:
-    """Raise UploadError, which names the first place that does not fit, unless the spaces fit the weights."""
+    """Raise InputError, which names the first place that does not fit, unless the spaces fit the weights."""
     seen: dict[tuple[str, int], str] = {}
     for space in spaces:
         for place in space.places:
             where = f"space {space.name!r}: axis {place.axis} of {place.tensor!r}"
             if place.tensor not in weights:
-                raise UploadError(f"{where} must be a weight of the network, got a name that it does not have")
+                raise InputError(f"{where} must be a weight of the network, got a name that it does not have")
             shape = tuple(weights[place.tensor].shape)
             if not 0 <= place.axis < len(shape) or shape[place.axis] != space.size * place.block:
                 got = shape[place.axis] if 0 <= place.axis < len(shape) else "no such axis"
-                raise UploadError(f"{where} must be {space.size} neurons of {place.block} entries, got {got}")
+                raise InputError(f"{where} must be {space.size} neurons of {place.block} entries, got {got}")
             if (place.tensor, place.axis) in seen:
-                raise UploadError(f"{where} must belong to one space, got it in {seen[place.tensor, place.axis]!r} too")
+                raise InputError(f"{where} must belong to one space, got it in {seen[place.tensor, place.axis]!r} too")
             seen[place.tensor, place.axis] = space.name
 
 
 def verify(model: nn.Module, spaces: Sequence[Space], inputs: Any, tolerance: float = 1e-3) -> None:
-    """Raise UploadError, which names the first space whose permutation changes the outputs, if there is one."""
+    """Raise InputError, which names the first space whose permutation changes the outputs, if there is one."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     check(spaces, state)
     rng = torch.Generator().manual_seed(0)
@@ -183,7 +183,7 @@ def verify(model: nn.Module, spaces: Sequence[Space], inputs: Any, tolerance: fl
                 model.load_state_dict(permute(state, [space], {space.name: order}))
                 gap = float((model(inputs) - before).norm() / before.norm().clamp(min=1e-12))
                 if gap > tolerance:
-                    raise UploadError(
+                    raise InputError(
                         f"space {space.name!r} must leave the outputs unchanged when its neurons are permuted, got a "
                         f"change of {gap:.3g}; its places are {', '.join(p.tensor for p in space.places)}"
                     )

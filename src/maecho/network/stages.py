@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network import norms
 from maecho.network.attention import slow_path
 from maecho.network.forward import call, examples
@@ -45,12 +45,12 @@ def plan(model: nn.Module, inputs: Any) -> Plan:
     The attentions of the network must be split. The model is left as it is.
     """
     if any(x.is_floating_point() and not x.isfinite().all() for x in tree_leaves(inputs) if isinstance(x, Tensor)):
-        raise UploadError("the inputs must be finite, got NaN or infinity")
+        raise InputError("the inputs must be finite, got NaN or infinity")
     model = copy.deepcopy(model).eval()
     units = network(model)
     run = _Runner(model, inputs)
     if run.dirty(()):
-        raise UploadError("the network must give finite outputs for finite inputs to be planned, got NaN or infinity")
+        raise InputError("the network must give finite outputs for finite inputs to be planned, got NaN or infinity")
     calls = dict(run.calls)
     order = {name: unit for name in run.order for unit in units.values() if name in unit.modules}
     joined = _joined(run, {unit.name: unit for unit in order.values()})

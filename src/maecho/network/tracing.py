@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network import kinds
 from maecho.network.kinds import Kind
 from maecho.network.spaces import Place, Space, Spaces
@@ -67,13 +67,13 @@ _SUMS = {"add", "iadd", "add_", "sub", "mul", "imul", "mul_"}
 def derive(model: nn.Module) -> Spaces:
     """Find the spaces of a network. Neurons that pass something unknown are left out.
 
-    Raises UploadError if torch.fx cannot trace the network.
+    Raises InputError if torch.fx cannot trace the network.
     """
     try:
         graph = _Leaves().trace(model)
     except Exception as error:  # tracing runs the user's own forward, which may fail in any way
         reason = " ".join(str(error).split())
-        raise UploadError(
+        raise InputError(
             f"{type(model).__name__} must be traceable by torch.fx for its neuron spaces to be found, got: {reason}; "
             "give them by hand as maecho.network.Space objects"
         ) from error

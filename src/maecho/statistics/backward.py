@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.directions import Directions
 from maecho.network.forward import Pass, check_labels
 from maecho.network.hooks import watching
@@ -125,12 +125,12 @@ class BackwardPasses:
         if step.labels is not None and options.labels == "observed":
             check_labels(step.labels, step.output.shape[-1], client)
         if not step.output.isfinite().all():
-            raise UploadError(f"{client}: the model's outputs must be finite, got NaN or infinity")
+            raise InputError(f"{client}: the model's outputs must be finite, got NaN or infinity")
         try:
             self._add(step, calls)
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise UploadError(
+            raise InputError(
                 f"{client}: for the statistics fisher and gradients the model must be differentiable one example at a "
                 f"time, got an error: {reason}"
             ) from error

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.network.forward import forward
 from maecho.network.hooks import watching
 from maecho.network.layers import Layer
@@ -62,7 +62,7 @@ def gather(
             if graph:
                 backward.add(step)
     if examples == 0:
-        raise UploadError(f"{client}: the batches must hold at least one example, got none")
+        raise InputError(f"{client}: the batches must hold at least one example, got none")
     found = _found(setting, list(order), examples, outputs)
     values, missing = {}, {}
     for name, gatherer in gatherers.items():

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer
@@ -60,13 +60,13 @@ class OfLayers(Statistic):
 
 
 def for_layers(client: str, layers: Iterable[Layer], make: Callable[[Layer], Matrix]) -> dict[str, Matrix]:
-    """Make a matrix for each layer. Raises UploadError, with the layer's name, if the data make the matrix unsound."""
+    """Make a matrix for each layer. Raises InputError, with the layer's name, if the data make the matrix unsound."""
     made = {}
     for layer in layers:
         try:
             made[layer.name] = make(layer)
         except ValueError as error:
-            raise UploadError(f"{client}: the inputs of layer {layer.name!r} must be {error}") from error
+            raise InputError(f"{client}: the inputs of layer {layer.name!r} must be {error}") from error
     return made
 
 

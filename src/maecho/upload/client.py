@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import InputError, UploadError
+from maecho.errors import InputError
 from maecho.linalg.gaussians import Covariance
 from maecho.network import layers
 from maecho.network.directions import Labels
@@ -74,7 +74,7 @@ def make_upload(
         if privacy is not None and gaussians > 1:
             raise InputError(f"with privacy there must be one Gaussian a class, got gaussians={gaussians}")
     except InputError as error:
-        raise UploadError(f"{client}: {error}") from error
+        raise InputError(f"{client}: {error}") from error
     promise = {} if privacy is None else {"privacy": privacy.recipe()}
     rule = size.parse(rank)
     architecture = layers.read(model)
@@ -120,15 +120,15 @@ def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | No
         default = [name for name, statistic in STATISTICS.items() if statistic.by_default]
         statistics = default if privacy is None else private
     if isinstance(statistics, str):
-        raise UploadError(
+        raise InputError(
             f"{client}: statistics must be a list from {', '.join(STATISTICS)}, got the text {statistics!r}"
         )
     names = list(dict.fromkeys(statistics))
     for name in names:
         if name not in STATISTICS:
-            raise UploadError(f"{client}: statistics must be among {', '.join(STATISTICS)}, got {name!r}")
+            raise InputError(f"{client}: statistics must be among {', '.join(STATISTICS)}, got {name!r}")
         if privacy is not None and name not in private:
-            raise UploadError(f"{client}: with privacy the statistics must be among {', '.join(private)}, got {name!r}")
+            raise InputError(f"{client}: with privacy the statistics must be among {', '.join(private)}, got {name!r}")
     return [STATISTICS[name] for name in names]
 
 
@@ -151,11 +151,11 @@ def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -
     weights = {}
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
-            raise UploadError(
+            raise InputError(
                 f"{client}: every entry of the state_dict must be a tensor, got {name!r}: {type(value).__name__}"
             )
         if value.is_floating_point() and not value.isfinite().all():
-            raise UploadError(f"{client}: weight {name!r} must be finite, got NaN or infinity")
+            raise InputError(f"{client}: weight {name!r} must be finite, got NaN or infinity")
         if name not in architecture.aliases:
             weights[name] = value.detach().to("cpu", copy=True)
     return weights

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.linalg.gaussians import Gaussians
 from maecho.linalg.symmetric import add_into
 from maecho.network.forward import Pass, check_labels, examples, forward, parts
@@ -44,7 +44,7 @@ def gather_privately(
     rest = iter(batches)
     first = next((batch for batch in rest if examples(parts(batch, client)[0])), None)
     if first is None:
-        raise UploadError(f"{client}: the batches must hold at least one example, got none")
+        raise InputError(f"{client}: the batches must hold at least one example, got none")
     gathered = gather(setting, [first], (), progress=False)  # for the order of the layers
     of_inputs = any(statistic.kind is Gaussians for statistic in statistics)
     sums = ClippedSums(setting, privacy.clip, gathered.found.outputs, of_inputs)
@@ -97,7 +97,7 @@ class ClippedSums:
         least = max(1.0, PRESENT * privacy.deviation("counts", self.parts))
         held = (counts >= least).nonzero().flatten()
         if not len(held):
-            raise UploadError(
+            raise InputError(
                 f"{self._client}: with this much noise some class must have at least {least:.3g} examples, got none "
                 "that large"
             )
@@ -113,12 +113,12 @@ class ClippedSums:
     def _labels(self, step: Pass) -> Tensor:
         labelled = step.labels is not None
         if self._labelled not in (None, labelled):
-            raise UploadError(f"{self._client}: with privacy all batches or none must have labels, got both kinds")
+            raise InputError(f"{self._client}: with privacy all batches or none must have labels, got both kinds")
         self._labelled = labelled
         if step.labels is None:
             return torch.zeros(step.size, dtype=torch.int64)
         if self._outputs is None:
-            raise UploadError(
+            raise InputError(
                 f"{self._client}: with privacy labels must be classes of the model, one output each, got a model "
                 "without such outputs"
             )
@@ -127,18 +127,18 @@ class ClippedSums:
 
     def _clipped(self, x: Any, first: bool) -> Tensor:
         if not (isinstance(x, Tensor) and x.is_floating_point()):
-            raise UploadError(
+            raise InputError(
                 f"{self._client}: for moments the inputs must be one tensor of real numbers, got others; echo-relay "
                 "takes any inputs, with privacy too"
             )
         shape = tuple(x.shape[1:])
         if not first and shape != self._shape:
-            raise UploadError(
+            raise InputError(
                 f"{self._client}: for moments all inputs must have one shape, got {self._shape} and {shape}"
             )
         self._shape = shape
         if math.prod(shape) > WIDEST:
-            raise UploadError(
+            raise InputError(
                 f"{self._client}: for moments with privacy an input must have at most {WIDEST} numbers, got "
                 f"{math.prod(shape)}"
             )

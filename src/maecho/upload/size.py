@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from maecho import devices
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
 from maecho.formatting import bytes_of
 from maecho.linalg.spectra import Spectrum
 from maecho.statistics import STATISTICS
@@ -53,7 +53,7 @@ def parse(rank: int | float | str | None) -> Rank | Share | Size:
         return Rank(rank)
     elif isinstance(rank, float) and 0 < rank <= 1:
         return Share(rank)
-    raise UploadError(
+    raise InputError(
         f'rank must be a whole number, a share of energy in (0, 1], a size like "3x" or "5 MB", or None, got {rank!r}'
     )
 
