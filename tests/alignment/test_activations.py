@@ -141,7 +141,7 @@ def test_a_gpu_gives_the_same(method: str) -> None:
 
 
 def rescaled(model: nn.Sequential, scales: Tensor) -> nn.Sequential:
-    """The same function: ReLU neurons get their incoming weights times `scales`, and their outgoing ones divided by it."""
+    """The same function: incoming weights of ReLU neurons times `scales`, outgoing ones divided by it."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state["0.weight"] *= scales.unsqueeze(1)
     state["0.bias"] *= scales
