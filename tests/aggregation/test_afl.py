@@ -132,8 +132,12 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(
     ("model", "labels", "why"),
     [
-        (Twice(), True, "the last layer is not used once, on one row an example"),
-        (nn.Sequential(nn.Linear(12, 6), nn.Linear(6, 10), nn.GLU()), True, "no last layer of one row a class"),
+        (Twice(), True, "the last layer does not run exactly once, on one row for each example"),
+        (
+            nn.Sequential(nn.Linear(12, 6), nn.Linear(6, 10), nn.GLU()),
+            True,
+            "no last layer with one row for each class",
+        ),
         (nn.Sequential(nn.Linear(12, 6), nn.Unflatten(1, (2, 3))), True, "not one row of class scores"),
         (network(), False, "no whole-number label for every example"),
     ],
