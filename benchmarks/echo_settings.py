@@ -1,7 +1,7 @@
-"""How the defaults of echo-chain and echo-relay were found, on training data that no client saw.
+"""Compares settings of echo-chain and echo-relay on training data that no client saw. The defaults were found with it.
 
-Clients are trained on five sixths of the training set, and what their merge knows is measured on the last sixth. The
-test set is not looked at.
+Clients are trained on five sixths of the training set. The merged model is measured on the last sixth. The
+test set is not used.
 
     python benchmarks/echo_settings.py --jobs 2                                       # MNIST, MLPs
     python benchmarks/echo_settings.py --data cifar10 --network cnn --device cuda --cells 2:0.01 5:0.01 \
@@ -31,12 +31,12 @@ RIDGES = (5e-5, 5e-4, 5e-3)
 HEADS: tuple[Head, ...] = ("regression", "ridge", "lda")
 PULLS = (0.0, 0.25, 0.75, 1.0)
 SMALL = "small"
-"""An upload of twice the weights."""
+"""The rank that gives an upload of twice the size of its weights."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is changed of the defaults. What changes only what is drawn is nothing to a relay."""
+    """One change of the defaults. A change of the drawn inputs alone has no effect on a relay."""
 
     regression: Regression = field(default_factory=Regression)
     drawn: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def main() -> None:
 def one(
     data_name: str, network: str, device: str, clients: int, beta: float, init: str, seed: int
 ) -> dict[str, tuple[float, float | None]]:
-    """Accuracies in per cent on held-out training data, of echo-chain and echo-relay, by setting."""
+    """Setting -> accuracies of echo-chain and echo-relay in per cent, on held-out training data."""
     dataset = data.load(data_name)
     order = torch.randperm(len(dataset.y_train), generator=torch.Generator().manual_seed(seed))
     held, kept = order[: len(order) // 6], order[len(order) // 6 :]

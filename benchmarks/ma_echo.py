@@ -1,4 +1,4 @@
-"""The factored MA-Echo beside the literal dense loop, in one run, on the paper's MLP with released projectors.
+"""Compares the factored MA-Echo with the literal dense loop, on the paper's MLP with released projectors.
 
     python benchmarks/ma_echo.py
 
@@ -36,7 +36,7 @@ def make_uploads(count: int) -> list[maecho.Upload]:
 
 
 def literal(uploads: list[maecho.Upload]) -> dict[str, torch.Tensor]:
-    """Every layer but the head, as the release has it; projectors dense, as the release keeps them."""
+    """Merge every layer but the head by the literal loop, with dense projectors, as the release does."""
     return {
         layer.weight: one_shot.as_released([u.weights[layer.weight] for u in uploads], dense[layer.name])
         for layer in uploads[0].layers[:-1]

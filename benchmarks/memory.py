@@ -1,4 +1,4 @@
-"""Peak memory of RegMean over 20 and over 200 upload files of the paper's MLP: it must not grow with their number.
+"""Measures the peak memory of RegMean over 20 and 200 upload files of the paper's MLP. It must not grow.
 
 python benchmarks/memory.py
 """
@@ -29,7 +29,7 @@ def write(folder: Path, count: int) -> None:
 
 
 def peak(folder: Path, count: int) -> float:
-    """MB, in a process of its own."""
+    """The peak memory in MB, measured in a separate process."""
     command = [sys.executable, __file__, str(folder), str(count)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

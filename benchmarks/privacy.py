@@ -1,8 +1,8 @@
-"""What differential privacy costs: echo-chain and echo-relay on scikit-learn's digits at several strengths of noise.
+"""The cost of differential privacy: echo-chain and echo-relay on scikit-learn's digits at several strengths of noise.
 
     python benchmarks/privacy.py
 
-Three clients at β = 0.3, their training as in the README, one split; means over several draws of the noise.
+There are three clients at β = 0.3, trained as in the README, and one split. Figures are means over draws of the noise.
 """
 
 from __future__ import annotations

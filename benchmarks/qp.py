@@ -1,4 +1,4 @@
-"""Which solver for the quadratic program of Eq. (6)? Prints a table: size x solver, time and worst KKT residual.
+"""Compares solvers for the quadratic program of Eq. (6). Prints a table: size x solver, time and worst KKT residual.
 
     pip install qpsolvers clarabel cvxopt daqp piqp quadprog   # whichever of them; the others are skipped
     python benchmarks/qp.py
@@ -35,7 +35,7 @@ KINDS = ["full", "low rank", "rank one", "duplicated", "nearly duplicated", "gra
 
 
 def problems(sizes: range, count: int) -> Iterator[tuple[Array, float]]:
-    """Gram matrices with a largest diagonal entry of 1, most of them singular, and caps from 1/N to 1."""
+    """Random Gram matrices with a largest diagonal entry of 1, most of them singular, and caps from 1/N to 1."""
     rng = np.random.default_rng(0)
     for i in range(count):
         n, kind = int(rng.choice(sizes)), KINDS[i % len(KINDS)]

@@ -1,4 +1,4 @@
-"""Fixtures that many tests share; what is no fixture stands in `support`."""
+"""Fixtures that many tests use. Helpers that are not fixtures are in `support`."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from support.clients import ZOO
 
 @pytest.fixture(params=list(ZOO))
 def gram(request: pytest.FixtureRequest) -> Tensor:
-    """Symmetric PSD matrices of every sort, [1, d, d] in float64."""
+    """Every symmetric PSD matrix of the zoo in turn, [1, d, d] in float64."""
     return ZOO[request.param].unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Writing: whole or not at all, by the umask, over regular files alone."""
+"""Files are written whole or not at all, with the right permissions, and replace only regular files."""
 
 from __future__ import annotations
 

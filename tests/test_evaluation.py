@@ -14,7 +14,7 @@ from support.clients import batches, network
 
 
 class Fixed(nn.Module):
-    """Gives the same logits for every example."""
+    """A model that gives the same logits for every example."""
 
     def __init__(self, *logits: float):
         super().__init__()

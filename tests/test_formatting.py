@@ -1,4 +1,4 @@
-"""Figures as text."""
+"""Sizes and tables as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house rules: who may import whom, what the core needs, how large things get, documentation that runs."""
+"""The rules of the code: who may import whom, what the core needs, how large modules get, documentation that runs."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_the_readme_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With two clients who have five digits each; what the reader has is here what a clinic would have."""
+    """Run the README's Python with two clients, who have five digits each in place of a clinic's data."""
     digits, models, parts = data.digits(), [], []
     for i, share in enumerate((digits.y_train < 5, digits.y_train >= 5)):
         models.append(networks.build("digits-mlp", torch.Generator().manual_seed(0)))
@@ -210,7 +210,7 @@ def test_the_readme_says_what_the_demo_prints(tmp_path: Path) -> None:
 
 
 def test_the_readme_recommends_what_there_is() -> None:
-    """What it recommends is there."""
+    """Every method that the README recommends exists."""
     (table,) = re.findall(r"\| your case \| use \|\n(.*?)\n\n", README, re.S)
     for line in table.splitlines()[1:]:
         for name in re.findall(r"`([^`]+)`", line.split("|")[2]):

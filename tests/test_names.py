@@ -1,4 +1,4 @@
-"""Names, sentences and JSON of strangers."""
+"""Names, error sentences and JSON from untrusted sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differential privacy: what one example can change, the noise on it, what it adds up to, and what is refused."""
+"""Differential privacy: what one example can change, the noise, the total cost of releases, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 class Text(nn.Module):
-    """Tokens in, classes out: an embedding, a norm, layers over a sequence, a head."""
+    """A network from tokens to classes: an embedding, a norm, layers over a sequence, a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Text(nn.Module):
 
 
 def picture() -> nn.Module:
-    """Patches, groups, a BatchNorm joined to its layer and one by itself, a GroupNorm, a head without a bias."""
+    """A network with patches, groups, BatchNorms with and without a layer, a GroupNorm, a head without bias."""
     return nn.Sequential(
         nn.BatchNorm2d(2),
         nn.Conv2d(2, 4, 3, padding=1, stride=2, bias=False),
@@ -155,7 +155,7 @@ def test_one_example_changes_the_moments_by_no_more_than_promised(
 
 
 def test_one_factor_keeps_z_a_linear_map_of_h() -> None:
-    """With one client there is nothing to lose: clipped or not, its own weights fit its own outputs."""
+    """With one client clipping loses nothing: its own weights fit its own outputs, clipped or not."""
     own = network(seed=3).double()
     data = [(x.double(), y) for x, y in batches(60)]
     exact = Regression(ridge=0, head="regression")
@@ -182,7 +182,7 @@ def test_without_noise_or_clipping_it_is_the_relay(kind: str) -> None:
 
 
 def test_the_noise_on_every_relay_sum_has_the_promised_scale() -> None:
-    """Two units in a stage, one of them the head: six sums and the number of examples, √7 between them."""
+    """A stage of two units, one of them the head, has six sums. The number of examples makes seven, so noise has √7."""
 
     class Wide(nn.Module):
         def __init__(self) -> None:
@@ -198,8 +198,8 @@ def test_the_noise_on_every_relay_sum_has_the_promised_scale() -> None:
     exact = RelayClient(model, [(x, y)]).answer(opening).tensors()
     found: dict[str, list[Tensor]] = {}
     privacy = Privacy(0.3, 50.0, 200.0, generator=rng(5))
-    asked = 200
-    for _ in range(asked):
+    draws = 200
+    for _ in range(draws):
         answer = RelayClient(model, [(x, y)], privacy=privacy).answer(opening).tensors()
         for key in exact:
             if re.search(r"/(gram|cross|labels|counts)$|^examples$", key):
@@ -210,7 +210,7 @@ def test_the_noise_on_every_relay_sum_has_the_promised_scale() -> None:
     for key, several in found.items():
         noise = torch.stack(several) / (0.3 * 7**0.5 * scales[key.rpartition("/")[2]])
         if key.endswith("gram"):
-            assert noise[0].shape == (1, 21 * 22 // 2), "each number is told once"
+            assert noise[0].shape == (1, 21 * 22 // 2), "each number is sent once"
         assert float(noise.mean()) == pytest.approx(0, abs=5 / noise.numel() ** 0.5), key
         assert float(noise.square().mean()) == pytest.approx(1, abs=8 / noise.numel() ** 0.5), key
 
@@ -417,7 +417,7 @@ class Twice(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Looks at the batch's mean."""
+    """A layer that reads the mean of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -428,7 +428,7 @@ class Mixing(nn.Module):
 
 
 class Positions(nn.Module):
-    """An embedding of places, which no example owns."""
+    """An embedding of places. Its rows belong to no example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -439,7 +439,7 @@ class Positions(nn.Module):
 
 
 class Folded(nn.Module):
-    """Makes one axis of examples and places."""
+    """Folds the axes of examples and places into one."""
 
     def __init__(self) -> None:
         super().__init__()

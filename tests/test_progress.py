@@ -1,4 +1,4 @@
-"""Bars: after a while, on a terminal, over all that takes long; and never in the way of the work."""
+"""Progress bars: they appear after a while, on a terminal, for all long work, and never disturb the work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.clients import network as mlp
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """What a terminal was shown, by bars that do not wait."""
+    """Make bars appear at once, and give the text that a terminal shows."""
     screen = Console(file=io.StringIO(), force_terminal=True, width=120)
     monkeypatch.setattr(progress, "stderr", lambda: screen)
     monkeypatch.setattr(progress, "PATIENCE", -1.0)

@@ -20,7 +20,7 @@ X, Y = (torch.cat(part) for part in zip(*batches(0, 5, dtype=torch.float64), str
 
 
 def client(name: str, which: Tensor, bias: bool = True, backbone: int = 0, rank: int | None = None) -> maecho.Upload:
-    """A head of its own on the backbone."""
+    """A client with its own head on the common backbone."""
     model = network(backbone, torch.float64, bias)
     with torch.no_grad():
         for p in model[4].parameters():
@@ -29,7 +29,7 @@ def client(name: str, which: Tensor, bias: bool = True, backbone: int = 0, rank:
 
 
 def pooled(ridge: float, bias: bool = True) -> Tensor:
-    """[W b] by the textbook, with all the data."""
+    """[W b] by ridge regression on all the data in one place."""
     H = network(0, torch.float64, bias)[:4](X).detach()
     H = torch.cat([H, torch.ones(len(H), 1)], 1) if bias else H
     G = H.T @ H
@@ -132,8 +132,12 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(
     ("model", "labels", "why"),
     [
-        (Twice(), True, "the last layer is not used once, on one row an example"),
-        (nn.Sequential(nn.Linear(12, 6), nn.Linear(6, 10), nn.GLU()), True, "no last layer of one row a class"),
+        (Twice(), True, "the last layer does not run exactly once, on one row for each example"),
+        (
+            nn.Sequential(nn.Linear(12, 6), nn.Linear(6, 10), nn.GLU()),
+            True,
+            "no last layer with one row for each class",
+        ),
         (nn.Sequential(nn.Linear(12, 6), nn.Unflatten(1, (2, 3))), True, "not one row of class scores"),
         (network(), False, "no whole-number label for every example"),
     ],

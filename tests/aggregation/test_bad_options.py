@@ -1,4 +1,4 @@
-"""Methods and their options: what is not there or makes no sense is refused in one sentence."""
+"""Methods and their options: unknown names and senseless values are refused in one sentence."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from support.contract import EVERY, Everything, close, everything, skip_pfnm, sk
 
 
 def without_new_head(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """AFL gives no client's head back, nor one that all share: it solves for a new one."""
+    """Leave AFL's head out of a comparison: AFL solves for a new head, so it gives no client's head back."""
     return {k: t for k, t in state.items() if not (name == "afl" and k.startswith(("4.", "head.")))}
 
 
@@ -46,7 +46,7 @@ def test_order_of_clients_does_not_matter(name: str, make: Callable[..., list[ma
 
 @pytest.mark.parametrize("name", EVERY)
 def test_identical_models_are_a_fixed_point(name: str) -> None:
-    """Whatever data the clients have, a model that all share stays."""
+    """If all clients have one model, the merged model is that one, whatever their data."""
     skip_pfnm(name, "pfnm may find it likelier that equal neurons are two than one: the global layers grow")
     if name == "echo-chain":
         pytest.skip("echo-chain fits the last layers to the labels; without (the next row) the clause holds")
@@ -107,7 +107,7 @@ ROUND = {"layers": list, "inputs": str, "clients": int, "bytes": int}
 
 
 def check_recipe(merged: maecho.Merged, path: Path) -> None:
-    """One shape for all, in memory and in a file."""
+    """A recipe has the same entries for every method, in memory and in a file."""
     assert {key: type(value) for key, value in merged.recipe.items()} == RECIPE
     for stage in merged.recipe["rounds"]:
         assert {key: type(value) for key, value in stage.items()} == ROUND

@@ -77,7 +77,7 @@ def test_the_student_comes_close_to_the_ensemble(by: Any) -> None:
 
 @pytest.mark.slow
 def test_a_student_with_batchnorm_learns_from_a_random_start_without_moments() -> None:
-    """Its running statistics are its own, and make it work in evaluation mode."""
+    """The student's running statistics are its own, and it works in evaluation mode."""
     uploads, _ = digit_clients("normed")
     student = normed(1)
     budget: dict[str, Any] = {"epochs": 10, "start": "random", "input_shape": (1, 8, 8), "device": "cpu"}
@@ -194,7 +194,7 @@ def test_the_generator_makes_inputs_of_every_shape(shape: tuple[int, ...]) -> No
 
 
 def test_inputs_have_the_clients_own_mean_and_spread() -> None:
-    """Pooled over clients and classes, each pixel by itself, a constant one being constant."""
+    """Mean and spread are pooled over clients and classes for each pixel. A constant pixel stays constant."""
     draw = rng()
     parts = [torch.randn(n, 2, 3, generator=draw, dtype=torch.float64) * 3 + n for n in (20, 30)]
     for part in parts:
@@ -214,7 +214,7 @@ def test_inputs_have_the_clients_own_mean_and_spread() -> None:
     torch.testing.assert_close(x.flatten(1).std(0, correction=0), spread, atol=1e-3, rtol=1e-3)
 
 
-def test_what_it_needs_follows_from_what_it_is_told() -> None:
+def test_dense_needs_moments_unless_the_shape_of_inputs_is_given() -> None:
     assert DENSE().needs == DENSE(scale="unit").needs == DENSE(scale="moments", input_shape=(4,)).needs == {"moments"}
     assert DENSE(input_shape=(4,)).needs == DENSE(input_shape=(4,), scale="unit").needs == set()
     bare = [maecho.make_upload(small_network(i), [torch.ones(3, 12)], f"{i}", []) for i in range(2)]
@@ -226,7 +226,7 @@ def test_what_it_needs_follows_from_what_it_is_told() -> None:
 
 
 class Giving(nn.Sequential):
-    """The small network, with outputs in another form."""
+    """The small network with its outputs in another form."""
 
     def __init__(self, form: str):
         super().__init__(*small_network())
@@ -255,9 +255,9 @@ def test_a_skeleton_that_does_not_fit_is_refused() -> None:
 def test_a_network_that_takes_or_gives_something_else_is_refused() -> None:
     with refused("dense", "float32 inputs (8, 13)", "got an error", error=InputError):
         merge(input_shape=(13,))
-    with refused("dense", "one output a class", "got dict", error=InputError):
+    with refused("dense", "one output for each class and each", "got dict", error=InputError):
         merge(model=Giving("dict"))
-    with refused("dense", "one output a class", "got ()", error=InputError):
+    with refused("dense", "one output for each class and each", "got ()", error=InputError):
         merge(model=Giving("one number"))
     torch.testing.assert_close(dict(merge(model=Giving("tuple"))), dict(merge()))
 

@@ -1,4 +1,4 @@
-"""Aggregation on another device: the same answers, given back where the uploads are."""
+"""Aggregation on another device gives the same answers. They come back to the device of the uploads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def merge(name: str, uploads: list[maecho.Upload] | list[Path], device: str | No
 
 
 def agree(name: str, one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """On two devices the same; echo-chain solves for what float32 passes gave, so round-off grows there."""
+    """Compare results of two devices. echo-chain gets a larger tolerance: its solves amplify float32 round-off."""
     if "chain" in name:
         assert one.keys() == other.keys()
         assert all(tensor.isfinite().all() for tensor in one.values())
@@ -91,7 +91,7 @@ def test_a_device_that_is_not_there(device: str) -> None:
         maecho.aggregate(clients(2), EVERY["dense"], device=device)
 
 
-def test_dense_is_told_by_the_same_word() -> None:
+def test_dense_takes_the_same_device_argument() -> None:
     assert getattr(choose("dense", device="cpu")[1], "device") == "cpu"  # noqa: B009 (a method need not have one)
     assert choose("fedavg", device="cpu") == choose("fedavg")
     merged = maecho.aggregate(clients(2), EVERY["dense"], device="cpu")

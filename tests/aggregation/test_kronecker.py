@@ -1,4 +1,4 @@
-"""Kronecker-factored merging against dense solves, and where it must be something simpler."""
+"""Kronecker-factored merging: it agrees with dense solves, and in special cases with simpler methods."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_it_is_the_dense_solve(groups: int, ranks: tuple[int, int], ridge: float
 
 
 def test_without_a_ridge_it_moves_no_further_than_the_equation_says() -> None:
-    """Singular but solvable: what comes out solves it, and stays at the average where no client has information."""
+    """A singular equation with a solution: the answer solves it, and is the average where no client has information."""
     draw = rng(4)
     Ws = [torch.randn(1, 4, 6, generator=draw, dtype=torch.float64) for _ in range(2)]
     A, B = psd(1, 6, 3, draw), [psd(1, 4, 2, draw) for _ in range(2)]
@@ -97,7 +97,7 @@ def with_outputs(upload: maecho.Upload, scale: float) -> maecho.Upload:
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 1e-1])
 def test_with_outputs_that_matter_alike_it_is_regmean(ridge: float) -> None:
-    """B_i = n_i I: a sum over n_i examples, each of which weighs every output the same."""
+    """B_i = n_i I: the sum over n_i examples that all weigh every output the same."""
     uploads = [with_outputs(u, u.examples) for u in clients(3, torch.float64, rank=None)]
     merged = maecho.aggregate(uploads, "kronecker", ridge=ridge, damping=0.0, tolerance=1e-12)
     expected = maecho.aggregate(uploads, "regmean", ridge=ridge)
@@ -106,7 +106,7 @@ def test_with_outputs_that_matter_alike_it_is_regmean(ridge: float) -> None:
 
 
 def test_twice_the_examples_count_twice() -> None:
-    """A client with every example doubled is two clients with its data."""
+    """A client that has every example twice counts as two clients with its data."""
     one, other = network(0, torch.float64), network(1, torch.float64)
     data = [batches(i, dtype=torch.float64) for i in range(2)]
     statistics = ["gram", "gradients"]
@@ -140,7 +140,7 @@ def test_uploads_give_the_dense_solve() -> None:
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 @pytest.mark.parametrize("damping", ["released", 0.1])
 def test_damping_is_on_the_diagonals(damping: Any, weighting: Any) -> None:
-    """As released: 1 on the means over examples."""
+    """The damping of the release is 1 on means over examples."""
     uploads = clients(3, torch.float64, rank=None)
     merged = maecho.aggregate(uploads, "kronecker", damping=damping, weighting=weighting, tolerance=1e-12, ridge=0.0)
     average = maecho.aggregate(uploads, "fedavg", weighting=weighting)

@@ -124,7 +124,7 @@ def test_limit_equals_20000_iterations(name: str, start: str) -> None:
 
 
 def test_released_limit_is_regmean_with_a_prior() -> None:
-    """With soft projectors R = G / z, so as z → 0 the data decide alone."""
+    """With soft projectors R = G / z. So for z → 0 only the data decide."""
     draw = rng(4)
     X = [torch.randn(30, 12, generator=draw, dtype=torch.float64) for _ in range(3)]
     W = [torch.randn(1, 3, 12, generator=draw, dtype=torch.float64) for _ in X]

@@ -1,4 +1,4 @@
-"""Neurons matched by what they give out on common inputs: permuted copies come together; the cost is that by hand."""
+"""Neurons matched by their outputs on common inputs: permuted copies get one order, and costs are right."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def drawn(uploads: list[maecho.Upload], probes: int, seed: int = 0) -> Tensor:
 
 
 def test_the_assignment_is_the_hungarian_one_of_the_cost_by_hand() -> None:
-    """Before the activation, though that works in place."""
+    """The outputs are those before the activation, even if the activation works in place."""
     uploads = uploads_of(shallow(0), shallow(1))
     x = drawn(uploads, 300)
     own, theirs = (x @ u.weights["0.weight"].T + u.weights["0.bias"] for u in uploads)
@@ -141,7 +141,7 @@ def test_a_gpu_gives_the_same(method: str) -> None:
 
 
 def rescaled(model: nn.Sequential, scales: Tensor) -> nn.Sequential:
-    """The same function: ReLU neurons of the first layer with scales times the weights in, and 1/scales out."""
+    """The same function: incoming weights of ReLU neurons times `scales`, outgoing ones divided by it."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state["0.weight"] *= scales.unsqueeze(1)
     state["0.bias"] *= scales
@@ -179,17 +179,17 @@ def test_rescaling_is_seen_in_its_own_layer_alone() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_missing_is_named(method: str) -> None:
     uploads = clients(2)
-    named = method.replace("+", r"\+")
+    pattern = method.replace("+", r"\+")
     with pytest.raises(
         InputError,
-        match=rf"{named}: model must be the network that the uploads are weights of, since {named} with metric="
-        rf"'activations' runs it, got none; give it as aggregate\(uploads, '{named}', model=network\)",
+        match=rf"{pattern}: model must be the network that the uploads are weights of, since {pattern} with metric="
+        rf"'activations' runs it, got none; give it as aggregate\(uploads, '{pattern}', model=network\)",
     ):
         maecho.aggregate(uploads, method, metric="activations")
-    with pytest.raises(InputError, match=rf"{named}: model must have 9x12 for '0\.weight' .*got 9x11"):
+    with pytest.raises(InputError, match=rf"{pattern}: model must have 9x12 for '0\.weight' .*got 9x11"):
         maecho.aggregate(uploads, method, metric="activations", model=_narrow())
     poor = [with_statistics(upload, moments=None) for upload in uploads]
-    with pytest.raises(UploadError, match=rf"client-0: {named} needs the statistic 'moments', got"):
+    with pytest.raises(UploadError, match=rf"client-0: {pattern} needs the statistic 'moments', got"):
         maecho.aggregate(poor, method, model=network(), metric="activations")
     with pytest.raises(UploadError, match="client-0: ot needs the statistic 'moments', got"):
         Alignment(metric="activations", model=network()).align(poor)
@@ -224,7 +224,7 @@ def test_bad_options(method: type[OT | MAEchoOT], options: dict[str, Any], words
 
 
 class ByHand(nn.Module):
-    """A layer that no module's call multiplies, or that runs as often as the weights say."""
+    """A network that multiplies by a weight without calling its layer, or calls it as often as a buffer says."""
 
     def __init__(self, times: float = 0.0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Optimal transport, PFNM and FedMA: permuted copies come together again; our OT is POT's and SciPy's."""
+"""Optimal transport, PFNM and FedMA: they bring permuted copies into one order; our OT agrees with POT and SciPy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_reference_is_a_choice() -> None:
 
 
 def test_assign_finds_shared_and_separate_neurons() -> None:
-    """Two clients that share three neurons and have two of their own each: seven global ones."""
+    """Two clients share three neurons and have two more each, so there are seven global neurons."""
     draw = np.random.default_rng(0)
     truth = 5 * draw.normal(size=(7, 30))
     sets = [[0, 1, 2, 3, 4], [6, 2, 5, 0, 1]]
@@ -119,7 +119,7 @@ def test_pfnm_grows_and_the_model_can_be_built() -> None:
 
 
 def test_entries_are_averaged_over_those_who_have_them() -> None:
-    """Two clients without a neuron in common: the merged network is both side by side, its head as each client's."""
+    """Two clients have no neuron in common: the merged network holds both side by side, and its head both heads."""
     one, two = mlp((4, 2, 3)), mlp((4, 2, 3))
     with torch.no_grad():
         one.get_parameter("fc1.weight").copy_(torch.tensor([[9.0, 0, 0, 0], [0, 9, 0, 0]]))

@@ -1,4 +1,4 @@
-"""`maecho …` in this process, and a user's own module beside two uploads."""
+"""Fixtures: `maecho …` run in this process, a user's own module, and two uploads made with it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A user's own module in the current folder, with trained weights of two clients beside; its name."""
+    """The name of a user's own module in the current folder. Trained weights of two clients lie beside it."""
     name = f"clinic_{next(UNIQUE)}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
@@ -96,7 +96,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`maecho …` in this process. An error that is not told as one would come through."""
+    """Run `maecho …` in this process. An error that the command line does not handle is raised."""
     for key, value in {"COLUMNS": "200", "TERM": "dumb", "MAECHO_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(key, value)
     monkeypatch.delenv("MAECHO_DEBUG", raising=False)

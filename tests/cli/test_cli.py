@@ -1,4 +1,4 @@
-"""The command line: it says what the Python functions say, and errors are one line."""
+"""The command line: it gives the results of the Python functions, and errors are one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from maecho import METHODS, Ensemble, Merged, Upload, __version__, aggregate, evaluate
 from maecho.cli import app as cli
-from maecho.cli import factories as named
+from maecho.cli import factories
 from maecho.lab import demo, experiment
 from maecho.statistics import STATISTICS
 from maecho.upload import storage as files
@@ -59,7 +59,7 @@ def test_aggregate(module: str, uploads: list[Path], run: Run, method: str) -> N
     said = run(line).json
     assert said["recipe"]["method"] == method
     assert said["recipe"]["clients"] == 2
-    expected = aggregate(uploads, method, model=named.model(f"{module}:network"), **options)
+    expected = aggregate(uploads, method, model=factories.model(f"{module}:network"), **options)
     torch.testing.assert_close(dict(Merged.load("merged.safetensors")), dict(expected))
 
 
@@ -76,7 +76,7 @@ def test_evaluate(module: str, uploads: list[Path], run: Run) -> None:
     aggregate(uploads).save("merged.safetensors")
     for file in ("merged.safetensors", "ann.safetensors", "ann-weights"):
         said = run(f"evaluate --model {module}:network --weights {file} --data {module}:bob --json").json
-        found = evaluate(named.model(f"{module}:network", Path(file)), named.batches(f"{module}:bob"))
+        found = evaluate(factories.model(f"{module}:network", Path(file)), factories.batches(f"{module}:bob"))
         assert said["accuracy"] == found.accuracy
         assert said["examples"] == sum(found.examples)
         assert said["per_class"] == [None, *found.per_class[1:]]
@@ -89,13 +89,13 @@ def test_evaluate(module: str, uploads: list[Path], run: Run) -> None:
 def test_evaluate_an_ensemble(module: str, uploads: list[Path], run: Run, by: Any) -> None:
     members = "--weights ann.safetensors --weights bob.safetensors"
     said = run(f"evaluate --model {module}:network {members} --by {by} --data {module}:ann --json").json
-    models = [named.model(f"{module}:network", path) for path in uploads]
+    models = [factories.model(f"{module}:network", path) for path in uploads]
     counts = [Upload.load(path).statistics["classes"] for path in uploads]
-    assert said["accuracy"] == evaluate(Ensemble(models, by, counts), named.batches(f"{module}:ann")).accuracy
+    assert said["accuracy"] == evaluate(Ensemble(models, by, counts), factories.batches(f"{module}:ann")).accuracy
 
 
 def test_a_name_is_shown_as_it_is(module: str, run: Run) -> None:
-    """Also one that looks like markup."""
+    """A name that looks like markup is printed as it is."""
     given = f"--model {module}:network --data {module}:ann --out [a].safetensors"
     said = run(f"upload {given} --client '[/clinic] [red]'")
     assert said.code == 0
@@ -181,7 +181,7 @@ def test_debug_shows_what_lies_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own, as a user starts it."""
+    """Run a command in a new process, as a user does."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "maecho", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -1,4 +1,4 @@
-"""What a hostile file says reaches the terminal as text."""
+"""The terminal shows the content of a hostile file as plain text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = Callable[..., Any]
 
 
 def hostile(path: Path, out: str, **said: Any) -> None:
-    """A sound upload that says this of itself."""
+    """A sound upload with these names and texts."""
     about, tensors = files.read_about(path, "upload"), load_file(path)
     renamed = {key.replace("0.weight", said.get("weight", "0.weight")): tensor for key, tensor in tensors.items()}
     layers = [{**layer, "weight": layer["weight"].replace("0.weight", said.get("weight", "0.weight"))}

@@ -1,4 +1,4 @@
-"""What the tests of the relay share."""
+"""Fixtures for the tests of the relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""echo-chain: one shot, from drawn inputs; the same result for the same seed, whatever else."""
+"""echo-chain: one shot from drawn inputs, with the same result for the same seed."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class TestBadInput:
 
 
 class Sequences(nn.Module):
-    """A transformer over rows of numbers, narrow behind it, so that uploads have features."""
+    """A transformer over rows of numbers. The network is narrow after it, so uploads have features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Sequences(nn.Module):
 
 
 def test_features_behind_a_transformer_are_put_right() -> None:
-    """Torch's fused path, which looks for parts that a split attention does not have, stays off."""
+    """Torch's fused path stays off, since a split attention lacks the parts that it reads."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Sequences().eval()

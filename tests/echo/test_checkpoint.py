@@ -1,4 +1,4 @@
-"""A server that goes on from the file of another."""
+"""A server goes on from another server's checkpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_another_server_goes_on_from_the_file(kind: Any, done: int, tmp_path: Pa
 
 
 def test_a_single_client_is_still_one_after_the_file(tmp_path: Path) -> None:
-    """Its network is what is wanted, labels or not."""
+    """With a single client the answer is its own network, with labels or without."""
     clients, path = relay_clients(count=1), tmp_path / "relay.safetensors"
     first = RelayServer(mlp(9, torch.float64), checkpoint=path)
     first.collect([clients[0].answer(first.broadcast())])
@@ -89,7 +89,7 @@ def test_it_says_which_stages_came_from_a_start(tmp_path: Path) -> None:
 
 
 def test_a_file_of_version_1_is_gone_on_from() -> None:
-    """Written by maecho 0.1.0: a network of two layers, the first of them merged."""
+    """A checkpoint of maecho 0.1.0: a network of two layers, of which the first is merged."""
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
     path = VERSION_1 / "relay.safetensors"
     server = RelayServer(model)

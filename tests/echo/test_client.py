@@ -1,4 +1,4 @@
-"""The client: what it says of its data, and bad ones, in one sentence each."""
+"""The client: its answers, and one sentence for each kind of bad data."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from support.relays import (
 from support.tiny import NAN, refused_input
 
 
-def test_no_layer_of_raw_inputs_is_told_the_labels() -> None:
-    """Their sum by class would be the mean input of a class; asked twice or not."""
+def test_no_layer_of_raw_inputs_sends_sums_by_class() -> None:
+    """Their sums by class would be the mean inputs of classes. A second question does not give them either."""
     client = relay_clients()[0]
     opening = client.answer({"open": torch.ones(1)}).tensors()
     again = client.answer({"unit/0": torch.ones(1), "head/4": torch.ones(1)}).tensors()

@@ -1,4 +1,4 @@
-"""One unit from totals: against the least squares, ridge and discriminant analysis that it claims to be."""
+"""The fit of one unit from totals: it agrees with least squares, ridge regression and discriminant analysis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def totals(H: Tensor, Z: Tensor) -> dict[str, Tensor]:
 
 
 def of_classes(n: int = 300, d: int = 5, bias: bool = True, held: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
-    """Gaussian clouds around a mean for each of four classes, in unlike numbers."""
+    """Gaussian clouds around a mean for each of four classes. The classes have different numbers of examples."""
     y = torch.tensor(held)[torch.randint(0, len(held), (n,), generator=rng(5)).clamp(max=len(held) - 1)]
     y[: n // 3] = held[0]
     x = randn(n, d, seed=6) @ randn(d, d, seed=7) + 2 * randn(4, d, seed=8)[y]
@@ -41,7 +41,7 @@ def of_classes(n: int = 300, d: int = 5, bias: bool = True, held: tuple[int, ...
 
 
 def solved(regression: Regression, unit: Unit, sums: dict[str, Tensor], prior: Tensor, is_head: bool = False) -> Tensor:
-    """For as many examples as inputs, of which the ridge is a plain share of the trace."""
+    """The sums scaled to as many examples as inputs. Then the ridge is a plain share of the trace."""
     return regression.matrix(unit, sums, prior, prior.shape[-1], is_head)
 
 
@@ -70,7 +70,7 @@ def test_more_examples_are_held_less() -> None:
 
 
 def test_the_ridge_pulls_to_the_prior() -> None:
-    """Of ‖WH − Z‖² + ε‖W − W̄‖² the gradient is zero, with ε a share of the trace."""
+    """The gradient of ‖WH − Z‖² + ε‖W − W̄‖² is zero. Here ε is a share of the trace."""
     H, Z, prior = randn(50, 6), randn(50, 3, seed=1), randn(1, 3, 6, seed=2)
     sums = totals(H, Z)
     gaps = []
@@ -85,7 +85,7 @@ def test_the_ridge_pulls_to_the_prior() -> None:
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 def test_a_singular_total_never_fails(gram: Tensor, ridge: float) -> None:
-    """Whatever reached the layer, a prior that already explains it stays; what nothing reached stays in any case."""
+    """A prior that already explains the outputs stays, whatever the inputs. Without inputs every prior stays."""
     d = gram.shape[-1]
     prior = randn(1, 3, d)
     kept = solved(Regression(ridge), LINEAR, {"gram": gram, "cross": prior @ gram}, prior)
@@ -119,7 +119,7 @@ def test_the_ridge_head_is_that_of_scikit_learn() -> None:
 
 
 def test_lda_is_the_gaussian_posterior() -> None:
-    """Rows are log π + log N(x; μ, Σ), all classes sharing Σ, but for what is the same for all."""
+    """The scores are log π + log N(x; μ, Σ) with one Σ for all classes, up to a term that all classes share."""
     data = of_classes()
     x, y = data["x"], data["y"]
     W = solved(Regression(0, "lda"), BIASED, data["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
@@ -149,7 +149,7 @@ def test_lda_without_a_bias_is_the_nearest_linear_function() -> None:
 @pytest.mark.parametrize("head", ["ridge", "lda"])
 @pytest.mark.parametrize("noise", [0.0, 1e-9])
 def test_a_class_that_nobody_holds_is_never_chosen(head: Any, noise: float) -> None:
-    """Neither is it when masks have cancelled in its count but for round-off."""
+    """An absent class also counts as absent if its count is only the round-off that cancelled masks leave."""
     data = of_classes(held=(0, 2, 3))
     data["sums"]["counts"][1] += noise
     data["sums"]["labels"][1] += noise
@@ -209,7 +209,7 @@ def test_a_joined_batchnorm_holds_the_statistics_of_its_inputs(bias: bool) -> No
 
 
 def test_a_batchnorm_by_itself_is_fitted_on_its_inputs() -> None:
-    """Its scale and shift are the regression of what the clients' gave out; its memory is of what it will see."""
+    """Its scale and shift are fitted to the clients' outputs. Its running statistics are those of the merged inputs."""
     model = nn.BatchNorm1d(3).double()
     x, z = randn(40, 3) * 5 + 100, randn(40, 3, seed=1)
     h = torch.stack([x, torch.ones_like(x)], -1).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Messages: validated at birth, added up by a law, and carried as plain dictionaries of tensors."""
+"""Messages: they are checked when they are made, add up by a law, and travel as plain dictionaries of tensors."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from support.tiny import NAN, refused_input
 
 
 class TestMessages:
-    """Plain dictionaries of tensors, of which the server uses totals alone."""
+    """The wire form is plain dictionaries of tensors. The server uses only their totals."""
 
     def test_only_totals_matter(self, kind: Any) -> None:
-        """Noise on every real number that cancels in the total changes nothing but round-off."""
+        """Masks on every real number that cancel in the total change only round-off."""
         clients, server = relay_clients(kind), RelayServer(random_network(kind[0], 9, torch.float64))
         expected = play(RelayServer(random_network(kind[0], 9, torch.float64)), clients)
         while not server.done:
@@ -76,17 +76,17 @@ class TestMessages:
         server = lambda: RelayServer(random_network(kind[0], 9, torch.float64))  # noqa: E731
         same(play(server(), clients), play(server(), clients[::-1]), 1e-7)
 
-    def test_only_what_is_settled_is_told(self) -> None:
+    def test_a_question_holds_only_settled_weights(self) -> None:
         clients, server = relay_clients(), RelayServer(mlp(dtype=torch.float64))
         assert server.broadcast().tensors().keys() == {"round", "open"}
         server.collect(c.answer(server.broadcast()) for c in clients)
-        told = {"round", "head/4", "unit/2", "weights/0.weight", "weights/0.bias"}
-        assert server.broadcast().tensors().keys() == told
+        expected = {"round", "head/4", "unit/2", "weights/0.weight", "weights/0.bias"}
+        assert server.broadcast().tensors().keys() == expected
         said = {"gram", "cross", "prior", "labels", "outputs", "counts"}
         answer = clients[0].answer(server.broadcast()).tensors()
         assert answer.keys() == {"clients", "examples", *(f"sum/2/{s}" for s in said)}
 
-    def test_what_is_symmetric_is_told_once(self) -> None:
+    def test_only_the_upper_triangle_of_a_symmetric_matrix_is_sent(self) -> None:
         server = RelayServer(mlp(dtype=torch.float64))
         answer = relay_clients()[0].answer(server.broadcast()).tensors()
         assert answer["sum/0/gram"].shape == (1, 13 * 14 // 2)
@@ -129,7 +129,7 @@ IN, OUT, CLASSES = 4, 3, 5
 
 
 def totals(**changes: Any) -> UnitTotals:
-    """Of one unit of four inputs and three outputs."""
+    """The totals of one unit with four inputs and three outputs."""
     parts: dict[str, Any] = {"gram": torch.ones(1, IN * (IN + 1) // 2), "cross": torch.ones(1, OUT, IN)}
     parts |= {"prior": torch.ones(1, OUT, IN), "labels": torch.ones(CLASSES, IN), "outputs": torch.ones(CLASSES, OUT)}
     return UnitTotals("fc", **{**parts, "counts": torch.ones(CLASSES), **changes})
@@ -142,7 +142,7 @@ def answer(**changes: Any) -> Answer:
 
 
 class TestBirth:
-    """What crosses the boundary is frozen, and checked when it is made."""
+    """Messages are frozen, and checked when they are made."""
 
     @pytest.mark.parametrize(
         ("changes", "said"),
@@ -278,7 +278,7 @@ class TestSums:
             one + answer(opening=odd)
 
     def test_a_network_may_hand_over_one_total(self, kind: Any) -> None:
-        """As secure aggregation does: it sums dictionaries, and the server never sees one client's."""
+        """The dictionaries are summed as secure aggregation does it, so the server never sees one client's answer."""
         clients, server = relay_clients(kind), RelayServer(random_network(kind[0], 9, torch.float64), minimum=3)
         while not server.done:
             question = server.broadcast().tensors()

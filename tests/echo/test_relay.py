@@ -1,4 +1,4 @@
-"""echo-relay: exact where it claims to be, and real data where they are asked for."""
+"""echo-relay: it is exact in the cases that docs/echo.md names, and asks for real data at the right stages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from support.tiny import refused, refused_input
 
 
 class TestExact:
-    """Where the answer is known."""
+    """Cases whose answer is known."""
 
     @pytest.mark.parametrize("training", [True, False])
     def test_one_client_gives_its_outputs_back(self, kind: Any, training: bool) -> None:
@@ -55,7 +55,7 @@ class TestExact:
             torch.testing.assert_close(outputs(own, state, data(i)), expected, rtol=1e-3, atol=1e-3)
 
     def test_a_linear_network_is_the_pooled_least_squares_solution(self) -> None:
-        """Layer by layer: the best map from what the merged layers before give out."""
+        """The best network, layer by layer: each fits best on the outputs of the merged layers before it."""
         models = [
             random_network(
                 lambda: nn.Sequential(nn.Linear(12, 7), nn.Linear(7, 6, bias=False), nn.Linear(6, 5)), i, torch.float64
@@ -139,7 +139,7 @@ def clients_by_stage(merged: maecho.Merged) -> list[int]:
 
 
 class TestRounds:
-    """From drawn inputs at every stage to real data at every stage."""
+    """Rounds from none (all inputs drawn) to all (real data at every stage)."""
 
     pairs = tuple((mlp(i), batches(i)) for i in range(3))
     few = Drawing(draws=300)
@@ -199,7 +199,7 @@ def counting_transformer() -> nn.Module:
 
 
 def most_frequent(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Nine tokens, and which of them comes most often."""
+    """Sequences of nine tokens. The label is the most frequent token."""
     t = torch.randint(0, 6, (n, 9), generator=rng(seed))
     favourite = torch.randint(0, 6, (n,), generator=rng(seed + 1))
     for k in range(3):

@@ -1,4 +1,4 @@
-"""The server: clients that miss rounds, rounds that fail, and what is asked when."""
+"""The server: clients miss rounds, rounds fail, and stages are asked for in the right order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.tiny import NAN, refused_input
 
 
 class TestComingAndGoing:
-    """Clients that miss rounds, rounds that fail, servers that die."""
+    """Clients miss rounds, rounds fail, and servers die."""
 
     def test_a_client_may_miss_rounds_and_come_back(self) -> None:
         clients, server = relay_clients(), RelayServer(mlp(dtype=torch.float64), minimum=2)
@@ -127,7 +127,7 @@ class TestComingAndGoing:
 
 
 class Counting(nn.Linear):
-    """Counts how often any of its kind runs."""
+    """A layer that counts how often any layer of its class runs."""
 
     passes = 0
 
@@ -143,7 +143,7 @@ def counting(seed: int = 0) -> nn.Module:
 
 
 class TestWhenItIsDone:
-    """`done` is a question and nothing else; what fits stages are `broadcast`, `collect` and `result`."""
+    """Reading `done` changes nothing. `broadcast`, `collect` and `result` fit the stages."""
 
     pairs = tuple((counting(i), batches(i)) for i in range(2))
 
@@ -155,7 +155,7 @@ class TestWhenItIsDone:
         return RelayServer(counting(9), rounds=rounds, **options)
 
     def done(self, server: RelayServer) -> bool:
-        """Read twice: it runs nothing and changes nothing."""
+        """Reading it twice runs nothing and changes nothing."""
         before = Counting.passes, server.stages, server.clients_answered
         weights = {name: t.clone() for name, t in server._merged.network.state_dict().items()}
         found = server.done
@@ -225,7 +225,7 @@ class TestWhenItIsDone:
 
 @pytest.mark.parametrize("name", ["uploads", "drawing", "start"])
 def test_what_would_be_ignored_is_refused(name: str) -> None:
-    """Real data at every layer: nothing is drawn, and nothing comes before the first round."""
+    """With real data at every layer nothing is drawn, and nothing is fitted before the first round."""
     model, pairs = mlp(), [(mlp(seed), batches(seed)) for seed in (1, 2)]
     sent = [maecho.make_upload(m, b, f"{i}", rank=None) for i, (m, b) in enumerate(pairs)]
     given: dict[str, Any] = {"uploads": sent, "drawing": Drawing(300), "start": model.state_dict()}

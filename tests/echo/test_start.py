@@ -1,4 +1,4 @@
-"""A relay that goes on from uploads or a model of before."""
+"""A relay goes on from earlier uploads or from a model that was merged before."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def test_uploads_of_before_are_gone_on_from() -> None:
 
 @pytest.mark.parametrize("rounds", [2, 3, ["2"], ["2", "4"]])
 def test_a_model_merged_before_is_gone_on_from(rounds: Any) -> None:
-    """Nothing is drawn again that echo-chain has fitted, and the result is the same."""
+    """Stages that echo-chain has fitted are not drawn for again, and the result is the same."""
     model, pairs = mlp(), [(mlp(seed), batches(seed)) for seed in (1, 2)]
     sent = [maecho.make_upload(m, b, f"client {i}", rank=None) for i, (m, b) in enumerate(pairs)]
     options: dict[str, Any] = {"rounds": rounds, "uploads": sent, "drawing": Drawing(300)}
     chain = maecho.aggregate(sent, "echo-chain", model=model, draws=300)
     found, whole = relay(model, pairs, start=chain, **options), relay(model, pairs, **options)
     same(found, whole)
-    taken = {2: 2, 3: 1}[rounds] if isinstance(rounds, int) else 1
+    stages_from_start = {2: 2, 3: 1}[rounds] if isinstance(rounds, int) else 1
     ours, theirs = found.recipe["rounds"], whole.recipe["rounds"]
-    assert [stage["inputs"] == "start" for stage in ours] == [k < taken for k in range(3)]
+    assert [stage["inputs"] == "start" for stage in ours] == [k < stages_from_start for k in range(3)]
     assert not any(stage["inputs"] == "start" for stage in theirs)
     for key in ("layers", "clients", "bytes"):
         assert [stage[key] for stage in ours] == [stage[key] for stage in theirs]

@@ -1,4 +1,4 @@
-"""Generated documentation: what is on disk is what would be written, and one config file is all that a table needs."""
+"""Generated documentation: the files on disk are up to date, and a new table takes one config file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ echo-chain = { method = "echo-chain" }
 
 
 def test_the_pages_on_disk_are_those_that_would_be_written() -> None:
-    """If this fails: `make docs`."""
+    """If this fails, run `make docs`."""
     found = documents.pages(ROOT)
     assert {path.relative_to(ROOT).as_posix() for path in found} == {"README.md", "docs/methods.md", "docs/results.md"}
     for path, text in found.items():

@@ -1,4 +1,4 @@
-"""Configs: the committed ones find the paper's figures, and a mistake in one is found when it is read."""
+"""Configs: the committed ones find the paper's figures, and reading a config finds its mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks: the paper's shapes, and weights that the generator alone decides."""
+"""Networks: they have the paper's shapes, and their weights depend only on the generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions: every example once, and the paper's rule to the letter, only faster."""
+"""Partitions: every example goes to one client, and the fast rule agrees with the paper's."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_by_classes_leaves_out_classes_without_a_holder() -> None:
 
 
 def test_by_classes_favours_no_client() -> None:
-    """Two of four clients share a class as often, whichever two they are."""
+    """Any two of four clients share a class equally often."""
     labels = np.repeat(np.arange(4), 4)
     meetings = np.zeros((4, 4))
     for seed in range(600):
@@ -111,7 +111,7 @@ def test_parts_come_shuffled() -> None:
 
 
 def test_a_client_with_its_fair_share_gets_nothing_more() -> None:
-    """At tiny beta a class goes whole to one client, which then holds its fair share: one class each."""
+    """At tiny beta each class goes to one client as a whole. That is the client's fair share, so each has one class."""
     labels = np.repeat(np.arange(8), 25)
     for seed in range(20):
         counts = class_counts(labels, dirichlet(labels, 8, 1e-9, np.random.default_rng(seed), min_size=0), 8)

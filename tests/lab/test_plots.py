@@ -1,4 +1,4 @@
-"""Pictures and ladders: everything that was measured is there, and nothing else."""
+"""Pictures and ladders show all that was measured, and nothing else."""
 
 from __future__ import annotations
 

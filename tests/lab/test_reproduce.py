@@ -1,4 +1,4 @@
-"""The experiment harness: nothing is done twice, nothing stale is taken for new, the paper's figures stand beside."""
+"""The experiment harness repeats no run, uses no outdated result, and shows the paper's figures beside ours."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def accuracies(results: dict[str, Any]) -> list[dict[str, float]]:
 
 
 class Reports:
-    """What on_run was told: runs done, of how many. Interrupts after so many runs."""
+    """Records the calls of `on_run`: how many runs are done, of how many. May interrupt after some runs."""
 
     def __init__(self, stop_after: int | None = None):
         self.runs: list[tuple[int, int]] = []
@@ -93,7 +93,7 @@ def test_a_run_says_all_about_itself(tmp_path: Path) -> None:
 
 
 def test_rounds_go_on_from_the_chain_of_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What echo-chain has fitted is not fitted again, and the figures are those of columns run one by one."""
+    """Stages that echo-chain has fitted are not fitted again, and the figures equal those of columns run one by one."""
     few = {"draws": 300}
     columns = {
         "chain": {"method": "echo-chain", **few},
@@ -149,7 +149,7 @@ def test_a_changed_option_is_done_again(tmp_path: Path, no_training: Callable[[]
 
 
 def test_a_changed_default_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column that leaves an option open is that of the default of its day."""
+    """A column that does not set an option stands for the default at the time of its run."""
     plain = replace(ONE, methods={"ma-echo": {"method": "ma-echo"}})
     old = accuracies(reproduce(plain, tmp_path))
     monkeypatch.setitem(METHODS, "ma-echo", MAEcho(steps=0))
@@ -236,7 +236,7 @@ def test_what_a_client_uploads_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [16, 64, 128])
 def test_projectors_are_those_of_one_batch_at_a_time(size: int) -> None:
-    """However many are gathered of at once."""
+    """The results do not depend on how many examples are gathered at once."""
     model, digits = networks.build("digits-mlp", torch.Generator().manual_seed(0)), data.digits()
     at_once = batch_size(replace(ONE, training=replace(ONE.training, batch_size=size)))
     assert at_once >= size
@@ -300,7 +300,7 @@ def test_damaged_results_are_left_alone(tmp_path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("name", experiment.names())
 def test_every_config_runs_quickly(tmp_path: Path, name: str) -> None:
-    """With its own cells and columns; trained for one epoch alone."""
+    """The quick run keeps the config's cells and columns. Here it trains for only one epoch."""
     quick = Experiment.load(name, quick=True)
     quick = replace(quick, seeds=quick.seeds[:1], training=replace(quick.training, epochs=1))
     table = summarise(quick, reproduce(quick, tmp_path))

@@ -1,4 +1,4 @@
-"""Local training: reproducible, quiet about the global generator, and loud when it fails."""
+"""Local training is reproducible, does not touch the global generator, and raises an error if it fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maecho.lab.training import LocalTraining
 
 
 def problem(n: int = 200) -> tuple[Tensor, Tensor]:
-    """Two classes that a line nearly separates; n is no multiple of the batch size."""
+    """Two classes that a line nearly separates. Their number is not a multiple of the batch size."""
     x = torch.randn(n, 5, generator=torch.Generator().manual_seed(1))
     return x, (x[:, 0] + 0.1 * x[:, 1] > 0).long()
 

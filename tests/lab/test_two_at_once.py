@@ -1,4 +1,4 @@
-"""Two `reproduce` runs on one results file: both keep what they measured."""
+"""Two `reproduce` runs on one results file both keep their measurements."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def columns(results: dict[str, Any]) -> list[set[str]]:
 
 
 def test_what_another_process_wrote_in_between_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one works between two writes of this one, and does a column that this one thinks is missing."""
+    """The other run works between two writes of this run, and finishes a column that this run takes for missing."""
     monkeypatch.setenv("MAECHO_CACHE", str(tmp_path / "cache"))
     experiment = Experiment(
         "tiny", "Tiny", "digits", "digits-mlp", (0,), ({"clients": 2, "beta": 0.5}, {"clients": 3, "beta": 0.5}),

@@ -1,4 +1,4 @@
-"""Dense and diagonal matrices: the same answers in both forms, and none that fails."""
+"""Dense and diagonal matrices give the same answers, and no operation fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention in four parts does what torch's packed one does, and goes back into its names."""
+"""Attention split into four parts computes what torch's packed attention does, and is packed again under its names."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_one_sequence_without_a_batch(batch_first: bool, average: bool) -> None:
 
 
 class Twice(nn.Module):
-    """One attention under two names, another that cannot be split, and a third in a list."""
+    """A network with one attention under two names, another that cannot be split, and a third in a list."""
 
     def __init__(self) -> None:
         super().__init__()

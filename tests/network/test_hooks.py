@@ -1,4 +1,4 @@
-"""What a watched pass shows, and that nothing stays behind."""
+"""A watched pass shows every call, and no hook stays behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_is_returned_takes_the_place() -> None:
 
 
 class Named(nn.Module):
-    """Takes its input under a name."""
+    """A module that takes its input as a keyword argument."""
 
     def forward(self, *, hidden: Tensor, scale: float = 1.0) -> Tensor:
         return scale * hidden
@@ -146,7 +146,7 @@ def test_paused_hooks_do_nothing_and_several_can_share_a_watch() -> None:
 
 
 def test_hooks_of_another_watch_go_on_while_one_is_paused() -> None:
-    """So that a model can be tried out with hooks of its own inside a pass that others look at."""
+    """So code inside a watched pass can run the model with other hooks, unseen by the outer watch."""
     model, seen = network(), []
 
     def look(who: str) -> Any:

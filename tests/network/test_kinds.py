@@ -1,4 +1,4 @@
-"""Every kind of layer as a matrix, and a kind of the user's own."""
+"""Every kind of layer as a matrix, and a kind that a user registers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class InputsFirst(nn.Module):
 
 
 class Derived(InputsFirst):
-    """Changes what its base does, so that its neurons cannot be followed."""
+    """A subclass that computes something else, so its neurons cannot be traced."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).cumsum(-1)
@@ -116,7 +116,7 @@ def linear(seed: int) -> nn.Sequential:
 
 
 def turned(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of one of them as one of the other."""
+    """Convert a state_dict of one of the two networks to the other."""
     return {name: tensor.T.clone() if tensor.dim() == 2 else tensor.clone() for name, tensor in state.items()}
 
 
@@ -203,7 +203,7 @@ def test_neurons_of_a_type_that_was_not_itself_registered_are_fixed() -> None:
 
 
 class Scores(nn.Module):
-    """A number for each output and token, [out, tokens], and a bias."""
+    """A layer with one number for each output and token, [out, tokens], and a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ kinds.register(Scores, ScoresKind())
 
 
 def test_a_users_kind_may_take_tokens_and_name_its_parameters() -> None:
-    """The weight is merged over tokens; a bias has no place beside them and is averaged."""
+    """The weight is merged over tokens. One-hot rows have no column for a bias, so the bias is averaged."""
     tokens = torch.arange(24).reshape(8, 3) % 6
     data, made = [(tokens, torch.arange(8) % 5)], []
     with torch.random.fork_rng():

@@ -121,7 +121,7 @@ def test_what_has_no_matrix_is_named_and_an_unknown_layer_warned_of() -> None:
             h = self.norm(self.linear(x)) + self.token
             return self.bilinear(h, h)
 
-    with pytest.warns(UserWarning, match=r"not being known as matrices: bilinear \(Bilinear\)$"):
+    with pytest.warns(UserWarning, match=r"since maecho cannot read them as matrices: bilinear \(Bilinear\)$"):
         upload = maecho.make_upload(Custom(), [torch.randn(8, 4, generator=rng())], "a")
     merged = maecho.aggregate([upload], "regmean")
     assert set(merged.averaged) == {"norm.weight", "norm.bias", "token", "bilinear.weight", "bilinear.bias"}

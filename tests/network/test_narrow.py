@@ -1,4 +1,4 @@
-"""Where a network is narrow."""
+"""Finding the layer at which a network is narrow: all that comes later depends on its inputs alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.clients import Net, network, rng
 
 
 def seen(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """What reaches each layer, in order of execution."""
+    """The inputs of each layer, in order of execution."""
     found: dict[str, Tensor] = {}
     handles = [
         model.get_submodule(name).register_forward_pre_hook(lambda m, a, k=layer.name: found.setdefault(k, a[0]))
@@ -31,7 +31,7 @@ def narrow_of(model: nn.Module, x: Tensor) -> str | None:
 
 
 def around() -> nn.Module:
-    """A sum goes around the first two layers."""
+    """A network with a shortcut past the first two layers."""
     parts = {"a": nn.Linear(6, 6), "b": nn.Linear(6, 6), "c": nn.Linear(6, 3)}
     return Net(lambda net, x: net.c((x + net.b(net.a(x).relu())).relu()), **parts)
 

@@ -24,7 +24,7 @@ def planned(model: nn.Module, x: Any) -> Plan:
 
 
 def stages(model: nn.Module, x: Any) -> list[set[str]]:
-    """Names by stage, a joined BatchNorm after a plus."""
+    """The names of every stage. A BatchNorm that is fitted with its layer follows a plus."""
     return [{u.name + (f"+{u.norm}" if u.norm else "") for u in stage} for stage in planned(model, x).stages]
 
 

@@ -1,4 +1,4 @@
-"""Which spaces tracing finds in a network, and what it leaves alone."""
+"""The spaces that tracing finds in a network, and the axes that it leaves alone."""
 
 from __future__ import annotations
 

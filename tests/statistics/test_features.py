@@ -1,4 +1,4 @@
-"""Features: where a network is narrow, what is said of it, and what echo-chain makes of that."""
+"""Features: at which layer they are gathered, what they hold, and how echo-chain uses them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_they_travel(tmp_path: Path) -> None:
 
 
 def test_aligned_they_are_those_of_the_reference() -> None:
-    """Of permuted copies of one network, on the same data."""
+    """Features of permuted copies of one network on the same data agree after alignment."""
     model, data = network(), batches()
     other = network()
     spaces = derive(model)
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_named(change: Any, parts: tuple[str, ...]) -> None:
 
 
 def squares(seed: int, n: int = 600) -> tuple[Tensor, Tensor]:
-    """Class 0 lies at the corners of a square, class 1 at those of one that is turned: as Gaussians they are one."""
+    """Class 0 lies at the corners of a square, class 1 at those of a rotated square. Their Gaussians are the same."""
     g = rng(seed)
     y = torch.arange(n) % 2
     angle = 0.7854 * (2 * torch.randint(4, (n,), generator=g) + y)
@@ -238,7 +238,7 @@ def test_the_map_of_features_is_fitted_once_for_each_client_if_there_is_memory(
 
 
 def test_what_is_cut_off_is_kept_in_the_coordinates_that_suit_it() -> None:
-    """Smooth images in cosines, independent pixels in pixels; either way no variance is lost."""
+    """Smooth images keep the residual in cosines, independent pixels in pixels. In both cases no variance is lost."""
     smooth = torch.nn.functional.interpolate(torch.randn(400, 2, 3, 3, generator=rng()), size=8, mode="bilinear")
     speckled = torch.randn(400, 2, 8, 8, generator=rng()) * torch.rand(2, 8, 8, generator=rng(1)).round()
     for x, expected in ((smooth, True), (speckled, False)):

@@ -1,4 +1,4 @@
-"""One pass over the data: what it sums, and what it leaves behind."""
+"""One pass over the data: what it sums up, and that it leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_gram_is_the_sum_over_all_rows() -> None:
 
 
 def test_ten_million_rows_lose_no_precision() -> None:
-    """In float32 the count alone would stop at 2**24."""
+    """Sums are not float32: there even a count would stop at 2**24."""
     model, size, count = nn.Sequential(nn.Linear(1, 2)), 200_000, 100
     x = torch.full((size, 1), 0.1)
     upload = make_upload(model, (x for _ in range(count)), "a", statistics=["gram"], rank=None)
@@ -136,7 +136,7 @@ def test_released_projector_is_the_literal_recursion(convolution: bool) -> None:
 
 @pytest.mark.parametrize("count", [3, 50, 600])
 def test_recursion_folds_without_a_trace(count: int) -> None:
-    """Few columns, columns that were grown, columns folded into a dense Q: one answer."""
+    """A few columns, more columns, and columns folded into a dense Q give the same answer."""
     means = torch.randn(1, count, 10, generator=rng(), dtype=torch.float64)
     kept = MeanRecursion(1, 10)
     kept.add(means)

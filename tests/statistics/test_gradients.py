@@ -1,4 +1,4 @@
-"""Statistics of gradients against one autograd call an example."""
+"""Statistics of gradients agree with one autograd call for each example."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.tiny import refused_input
 
 
 class Free(nn.Module):
-    """A free parameter, a frozen one, an in-place activation, a layer without a bias, one that never runs."""
+    """A network with a free and a frozen parameter, an in-place activation, a layer without bias, an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Free(nn.Module):
 
 
 class Tokens(nn.Module):
-    """An embedding with padding whose weight is also the output layer, a layer that sees several rows an example."""
+    """A network whose padded embedding shares its weight with the output layer. One layer sees many rows an example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class PlainTokens(nn.Module):
 
 
 class SequenceFirst(nn.Module):
-    """Rows come place by place, not example by example; as many places as examples, so that shapes do not tell."""
+    """Rows are ordered by place, not by example. There are as many places as examples, so shapes do not show this."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class SequenceFirst(nn.Module):
 
 
 class Elsewhere(nn.Module):
-    """A weight that is also used outside of its module, and one that is used there alone."""
+    """A network with a weight that is also used outside of its module, and one that is used only there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Elsewhere(nn.Module):
 
 
 class Branching(nn.Module):
-    """What torch.func cannot follow: a branch on the values."""
+    """A network with a branch on values, which torch.func cannot trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Branching(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """One layer used twice, and two that share a weight."""
+    """A network with a layer that is used twice, and two layers that share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def made(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def by_hand(model: nn.Module, x: Tensor, y: Tensor | None) -> dict[str, Tensor]:
-    """One autograd call an example and label: the definition."""
+    """The definition: one autograd call for each example and label."""
     parameters = dict(model.named_parameters())
     frozen = {name: p.requires_grad for name, p in parameters.items()}
     for p in parameters.values():
@@ -224,7 +224,7 @@ def test_random_signs_are_right_on_average() -> None:
 
 
 def test_a_sure_model_is_sampled_with_little_noise() -> None:
-    """A label drawn from p would be the likeliest nearly always, with a gradient of nearly 0."""
+    """For a confident model, a label drawn from p is nearly always the likeliest one, and its gradient is nearly 0."""
     model, x, _ = made("mlp")
     with torch.no_grad():
         model[4].bias += torch.tensor([12.0, 0, 0, 0, 0])

@@ -1,4 +1,4 @@
-"""Several Gaussians a class, or one covariance for all: what they must still say of the data as a whole."""
+"""Several Gaussians for a class, or one covariance for all: the moments of the data as a whole must stay right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.tiny import QUICK, refused_input
 
 
 def clouds(n: int = 90, d: int = 4, parts: int = 3, apart: float = 50.0) -> tuple[Tensor, Tensor]:
-    """Points far from those of other clouds, and which cloud each is of."""
+    """Points in clouds that lie far apart, and the cloud of each point."""
     which = torch.arange(n) % parts
     return torch.randn(n, d, generator=rng(1)).double() + apart * torch.eye(d)[which], which
 
@@ -92,7 +92,7 @@ def test_fewer_different_examples_than_gaussians() -> None:
 
 
 def test_every_class_has_directions_of_its_own_number(tmp_path: Path) -> None:
-    """One of a single example has none, and leaves its room to the others."""
+    """A class of one example has no covariance. Its room in the upload goes to other classes."""
     x = torch.randn(201, 12, generator=rng(5))
     for lonely in (True, False):
         y = torch.zeros(201, dtype=torch.int64)
@@ -135,7 +135,7 @@ def test_long_inputs_are_sketched_with_the_same_trace() -> None:
 @pytest.mark.parametrize("covariance", ["class", "shared"])
 @pytest.mark.parametrize("shape", [(1100,), (1, 33, 34)])
 def test_of_long_inputs_no_variance_is_lost(shape: tuple[int, ...], covariance: Any) -> None:
-    """More directions than a sketch holds."""
+    """The data have more directions than a sketch holds."""
     scale = torch.rand(shape, generator=rng(3)) + 0.1
     x = torch.randn(1500, *shape, generator=rng(4)) * scale
     scatter = ClassScatter(covariance=covariance)
@@ -183,7 +183,7 @@ def test_bad_values(options: dict[str, Any], said: tuple[str, ...]) -> None:
 
 
 def test_dense_takes_them_too() -> None:
-    """All that it asks of moments is the spread of all the data, which stays the same."""
+    """DENSE uses only the spread of all the data, which stays the same."""
     uploads = [
         maecho.make_upload(network(i), batches(i), f"{i}", ["moments"], gaussians=2, covariance="shared", rank=None)
         for i in range(2)
@@ -193,7 +193,7 @@ def test_dense_takes_them_too() -> None:
 
 
 class TestPseudoInputs:
-    """Draws have the moments that they are drawn from."""
+    """Draws have the moments from which they are drawn."""
 
     def test_their_moments(self) -> None:
         m = moments_of(batches(), gaussians=2)

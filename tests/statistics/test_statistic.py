@@ -1,4 +1,4 @@
-"""What every row of STATISTICS owes: a new one is one file and one row, and what is additive adds up."""
+"""Laws for every row of STATISTICS: a new one takes one file and one row, and additive ones add up."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_statistic_that_nobody_knows_is_refused() -> None:
 @pytest.mark.parametrize("name", STATISTICS)
 @pytest.mark.parametrize("architecture", ["mlp", "cnn", "tokens"])
 def test_what_is_additive_adds_up(name: str, architecture: str) -> None:
-    """stat(A ∪ B) = stat(A) + stat(B), as long as nothing is cut; what is not additive says so, and does not."""
+    """stat(A ∪ B) = stat(A) + stat(B) for additive statistics, as long as nothing is cut. Others refuse to be added."""
     draw = torch.Generator().manual_seed(3)
     if architecture == "tokens":
         model: nn.Module = nn.Sequential(nn.Embedding(7, 6), nn.Flatten(), nn.Linear(18, 5)).eval()

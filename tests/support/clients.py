@@ -40,7 +40,7 @@ def batches(
 
 
 def clients(count: int = 3, dtype: torch.dtype = torch.float32, **options: object) -> list[maecho.Upload]:
-    """Uploads of clients with models and data of their own, with every statistic."""
+    """Uploads with every statistic. Each client has its own model and data."""
     options = {"statistics": STATISTICS, **options}
     return [
         maecho.make_upload(network(i, dtype), batches(i, 3 + i, dtype=dtype), f"client-{i}", **options)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ ZOO = _zoo()
 
 
 class Net(nn.Module):
-    """A network of named parts, with forward given as a function."""
+    """A network of named parts. Its forward is the function given."""
 
     def __init__(self, forward: Any, **parts: Any):
         super().__init__()

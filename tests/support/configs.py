@@ -1,4 +1,4 @@
-"""Configs of `experiments/` that somebody could write."""
+"""A config as a user could write it for `experiments/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method in every setting, a network with everything in it, and when two models are the same."""
+"""Every method in many settings, a network with every kind of part, and comparing two models."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ EVERY = {
     "echo-chain": EchoChain(draws=500, model=network()),
     "echo-chain to the clients alone": EchoChain(head="regression", pull=0, draws=500, model=network()),
 }
-"""The table, and other settings of its methods that take another path."""
+"""All rows of METHODS, and settings of them that run other code."""
 
 
 class Everything(nn.Module):
-    """Convolutions with groups, normalisation, a counter, an embedding, a free parameter, tied weights."""
+    """A network with grouped convolutions, normalisation, a counter, an embedding, a free parameter, tied weights."""
 
     def __init__(self) -> None:
         super().__init__()

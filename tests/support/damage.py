@@ -1,4 +1,4 @@
-"""Files as their sender would never have written them."""
+"""Makes files that maecho itself would never write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def forged_text(path: Path, tensors: Mapping[str, Tensor], text: str) -> Path:
 
 
 def resealed(header: bytes) -> bytes:
-    """A header that was changed by hand, its digest computed anew; where it has none any more, as it is."""
+    """A changed header with a new digest. If it has no digest, it stays as it is."""
     place = header.find(b'"sha256":"')
     if place < 0:
         return header
@@ -43,7 +43,7 @@ def resealed(header: bytes) -> bytes:
 
 
 def split(content: bytes) -> tuple[bytes, bytes]:
-    """Header and data of a file."""
+    """Split a file into its header and its data."""
     end = envelope.LENGTH + int.from_bytes(content[: envelope.LENGTH], "little")
     return content[envelope.LENGTH : end], content[end:]
 

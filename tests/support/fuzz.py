@@ -1,6 +1,6 @@
-"""`python -m support.fuzz`: thousands of bad files, and writers that are killed; prints what came of them as JSON.
+"""`python -m support.fuzz` reads thousands of bad files and kills writers. It prints the outcome as JSON.
 
-`make fuzz` runs the long one, the test suite a short one, each in a process of its own, whose memory is measured.
+`make fuzz` is a long run, the test suite has a short one. Each is a separate process whose memory is measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE = 20
 
 
 class Hang(BaseException):
-    """A file that takes too long."""
+    """Reading a file takes too long."""
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def fuzz(folder: Path, rng: random.Random, cases: int, flips: int) -> dict[str, Any]:
-    """Read so many bad files. `wrong` says what should not have been, with the number of the case."""
+    """Read so many bad files. `wrong` lists the cases with a wrong outcome, by their numbers."""
     old = [path.read_bytes() for path in sorted(FIXTURES.glob("upload-*"))]
     new = [_rewritten(path, folder / "new") for path in sorted(FIXTURES.glob("upload-*"))]
     signal.signal(signal.SIGALRM, _hang)
@@ -75,7 +75,7 @@ def fuzz(folder: Path, rng: random.Random, cases: int, flips: int) -> dict[str, 
 
 
 def attempt(path: Path) -> tuple[str, str]:
-    """What reading this file comes to: "accepted" or the name of the error, and its sentence."""
+    """Read a file. The outcome is "accepted" or the name of the error, and the sentence of the error."""
     signal.alarm(PATIENCE)
     try:
         Upload.load(path)
@@ -114,7 +114,7 @@ def _rewritten(path: Path, place: Path) -> bytes:
 
 
 def kill(folder: Path, rng: random.Random, times: int) -> dict[str, Any]:
-    """Kill a writer so many times: what is there is always one of the two uploads, whole."""
+    """Kill a writer so many times. The file must always be one of the two uploads, whole."""
     uploads = [Upload.load(path) for path in sorted(FIXTURES.glob("upload-cnn-*"))]
     path, wrong, parts = folder / "killed" / "upload.safetensors", [], 0
     uploads[0].save(path)

@@ -1,4 +1,4 @@
-"""Damaged and hostile uploads, drawn from a seed: what a bad disk does, and what somebody does who knows the format."""
+"""Damaged and hostile uploads from a seed: as a bad disk leaves them, or made by a person who knows the format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RAW = (
     "NaN", "-Infinity", "1e999", "9" * 5000, "1" + "0" * 4000, "[" * 5000, "[" * 20 + "]" * 20, "[" * 200 + "]" * 200,
     '{"a":' * 100 + "1" + "}" * 100, '{"client":1,"client":2}', "tru", '"\\ud800"', '"\\u0000"', '"\\x"', '"open', "",
 )  # fmt: skip
-"""JSON that Python's own writer does not write, and what is no JSON."""
+"""JSON that Python's own writer never writes, and texts that are not JSON."""
 LENGTHS = (0, 1, 7, 2**16, 2**23, 2**23 + 1, 10**8, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 SIZES = (2**20, 2**31, 3 * 2**30, 2**32, 20 * 10**9)
 
@@ -39,7 +39,7 @@ class Case:
     kind: str
     content: bytes
     size: int | None = None
-    """Its size, where it goes on with a hole."""
+    """The size of the file if a hole follows the content."""
     must_fail: bool = False
 
     def write(self, path: Path) -> None:
@@ -50,13 +50,13 @@ class Case:
 
 
 def flip(rng: random.Random, content: bytes) -> Case:
-    """One bit; every such file must be refused, if it carries digests."""
+    """Flip one bit. Every such file must be refused if it carries digests."""
     place, bit = rng.randrange(len(content)), 1 << rng.randrange(8)
     return Case("flip", content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :], must_fail=True)
 
 
 def draw(rng: random.Random, sources: list[bytes]) -> Case:
-    """Any kind of damage to any of these files."""
+    """Damage any of these files in any way."""
     content = rng.choice(sources)
     change = rng.choices(list(CHANGES), weights=list(CHANGES.values()))[0]
     found = change(rng, content)
@@ -76,7 +76,7 @@ def _overwrite(rng: random.Random, content: bytes) -> Case:
 
 
 def _move(rng: random.Random, content: bytes) -> Case:
-    """Bytes left out, or there twice."""
+    """Leave bytes out, or repeat them."""
     one, other = sorted(rng.randrange(len(content)) for _ in range(2))
     kept = content[:one] + (content[one:other] * 2 if rng.random() < 0.5 else b"") + content[other:]
     return Case("moved", kept, must_fail=kept != content)
@@ -92,7 +92,7 @@ def _length(rng: random.Random, content: bytes) -> Case:
 
 
 def _hole(rng: random.Random, content: bytes) -> Case:
-    """A file as long as it says, with nothing in it: sparse, so that it takes no room on the sender's disk."""
+    """Make a sparse file: it is as long as its header says but takes no room on the sender's disk."""
     size = rng.choice(SIZES)
     header, data = split(content)
     listed = json.loads(header)
@@ -103,7 +103,7 @@ def _hole(rng: random.Random, content: bytes) -> Case:
 
 
 def _listing(rng: random.Random, content: bytes) -> Case:
-    """The safetensors header, with its digest computed anew."""
+    """Change the safetensors header, and compute its digest anew."""
     header, data = split(content)
     listed = json.loads(header)
     for _ in range(rng.choice((1, 1, 2))):
@@ -126,7 +126,7 @@ def _listing(rng: random.Random, content: bytes) -> Case:
 
 
 def _about(rng: random.Random, content: bytes) -> Case:
-    """What the file says of itself, a value here and there made another."""
+    """Change some values of the JSON text."""
     header, data = split(content)
     listed = json.loads(header)
     about = json.loads(listed[envelope.METADATA][storage.KEY])
@@ -137,7 +137,7 @@ def _about(rng: random.Random, content: bytes) -> Case:
 
 
 def _raw_about(rng: random.Random, content: bytes) -> Case:
-    """The same with JSON that no writer writes."""
+    """Put JSON that no writer writes into the JSON text."""
     header, data = split(content)
     listed = json.loads(header)
     about = json.loads(listed[envelope.METADATA][storage.KEY])
@@ -152,7 +152,7 @@ def _raw_about(rng: random.Random, content: bytes) -> Case:
 
 
 def _numbers(rng: random.Random, content: bytes) -> Case:
-    """Tensors of other numbers, dtypes and shapes, listed as they are then, with their digests."""
+    """Change the numbers, dtypes and shapes of tensors, and list them correctly, with new digests."""
     header, _ = split(content)
     metadata = json.loads(header)[envelope.METADATA]
     about, tensors = json.loads(metadata[storage.KEY]), load(content)

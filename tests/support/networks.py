@@ -48,7 +48,7 @@ def cnn() -> nn.Sequential:
 
 
 def with_running_statistics(model: nn.Module, x: Tensor) -> nn.Module:
-    """With running statistics that are not those of a fresh network."""
+    """Run the model once in training mode, so that its running statistics are not those of a fresh network."""
     model.train()
     with torch.no_grad():
         model(x)
@@ -63,7 +63,7 @@ NETWORKS = {
 
 
 def permuted_copies(name: str, count: int = 3) -> tuple[nn.Module, torch.Tensor, list[maecho.Upload]]:
-    """One network, and uploads of it with its neurons in other orders."""
+    """A network, inputs, and uploads of copies whose neurons are in other orders."""
     make, shape = NETWORKS[name]
     x = torch.randn((12, *shape[1:]), generator=rng())
     model = with_running_statistics(make(), x)

@@ -20,7 +20,7 @@ PLAIN = Regression().plain
 
 
 def random_network(make: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Random weights everywhere, and running statistics of data."""
+    """A network with random weights everywhere, norms included, and random running statistics."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = make().to(dtype)
@@ -86,7 +86,7 @@ def tied() -> nn.Module:
 
 
 def twins() -> nn.Module:
-    """Two layers with one weight and two biases, and a third that runs twice."""
+    """A network with two layers that share a weight but not a bias, and a third layer that runs twice."""
     net = Net(
         lambda net, x: net.head(net.again(net.again(net.two(net.one(x).relu()).relu()).relu()).relu()),
         one=nn.Linear(12, 12),
@@ -118,7 +118,7 @@ def normed() -> nn.Module:
 
 
 def pooled() -> nn.Module:
-    """The last layer gives out a map of scores."""
+    """A network whose last layer gives a map of scores, which is then averaged."""
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

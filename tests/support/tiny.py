@@ -1,4 +1,4 @@
-"""A tiny client and what its errors must look like, for the tests of bad input."""
+"""A tiny client, and a check of error messages, for the tests of bad input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "afl": {"backbone": "average"},
     "dense": {"epochs": 1, "generator_steps": 2, "student_steps": 2, "batch_size": 8, "width": 2},
 }
-"""Options for tests that go through all methods: budgets of those that train, and clients that share no backbone."""
+"""Options for tests of all methods: small budgets for training, and no common backbone for AFL."""
 
 
 def network(width: int = 4, classes: int = 3, seed: int = 0, bias: bool = True) -> nn.Sequential:
@@ -50,13 +50,13 @@ def with_fields(**fields: Any) -> Upload:
 
 
 def with_statistics(upload: Upload, **statistics: Any) -> Upload:
-    """The upload with other values of these statistics; without those that are None."""
+    """The upload with these statistics replaced. A statistic that is None is left out."""
     values = {name: value for name, value in {**upload.statistics, **statistics}.items() if value is not None}
     return replace(upload, statistics=values)
 
 
 def with_last_entry(tensor: Tensor, value: float = NAN) -> Tensor:
-    """Its last entry is this value."""
+    """The tensor with its last entry replaced."""
     tensor = tensor.clone(memory_format=torch.contiguous_format)
     tensor.view(-1)[-1] = value
     return tensor
@@ -80,7 +80,7 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 @contextlib.contextmanager
 def refused(*parts: str, error: type[Exception] = UploadError) -> Iterator[None]:
-    """An error of one line, with these parts and with what came (or what could not be done)."""
+    """Expect an error of one line that holds these parts, and says what it got or what it could not do."""
     with pytest.raises(error) as caught:
         yield
     text = str(caught.value)
@@ -96,5 +96,5 @@ def refused_input(*parts: str) -> contextlib.AbstractContextManager[None]:
 
 
 def cases(table: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """A table of named cases, as pytest.mark.parametrize takes it."""
+    """Turn a table of named cases into arguments of pytest.mark.parametrize."""
     return {"argvalues": list(table.values()), "ids": list(table)}

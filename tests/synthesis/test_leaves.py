@@ -1,4 +1,4 @@
-"""White noise with edges: white exactly, not Gaussian, and inputs drawn of it have the moments that were told."""
+"""White noise with edges: it is exactly white and not Gaussian, and inputs drawn from it have the uploaded moments."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_over_all_places_the_covariance_is_the_identity(shape: tuple[int, int, i
 
 
 def test_few_colours_are_no_trouble() -> None:
-    """Channels that are always alike leave directions without any variance."""
+    """Channels that are always equal leave directions without variance."""
     gray = leaves.paint(30, (1, 8, 8), rng()).expand(-1, 3, -1, -1)
     assert leaves.whiten(gray).isfinite().all()
 
 
 def test_it_has_edges() -> None:
-    """A Gaussian's fourth moment is 3. Next to an edge is often another: sizes of neighbours go together."""
+    """A Gaussian's fourth moment is 3. Edges lie near other edges, so the sizes of neighbouring numbers go together."""
     w = leaves.draw((3, 32, 32), 500, rng(), CPU)
     assert float((w**4).mean() / (w**2).mean() ** 2) > 5
     square = (w.reshape(500, 3, 32, 32) ** 2).mean(1)
@@ -75,7 +75,7 @@ def smooth(n: int = 600) -> Tensor:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_inputs_have_the_covariance_that_was_told(noise: Noise) -> None:
+def test_drawn_inputs_have_the_uploaded_covariance(noise: Noise) -> None:
     m = moments_of(smooth())
     x = draw(m, 0, 40_000, rng(1), torch.float64, noise).flatten(1)
     expected = m.covariances[0].dense()[0].double()
@@ -87,7 +87,7 @@ def test_inputs_have_the_covariance_that_was_told(noise: Noise) -> None:
 @pytest.mark.parametrize("in_cosines", [True, False])
 @pytest.mark.parametrize("noise", NOISES)
 def test_of_what_is_cut_off_the_variances_are_right(noise: Noise, in_cosines: bool) -> None:
-    """In the coordinates that they were told in."""
+    """The residual variances come back in the coordinates in which they were uploaded."""
     speckled = torch.randn(600, 2, 8, 8, generator=rng()) * torch.rand(2, 8, 8, generator=rng(1))
     m = moments_of(smooth() if in_cosines else speckled, rank=6)
     assert m.in_cosines is in_cosines

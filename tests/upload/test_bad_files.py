@@ -1,4 +1,4 @@
-"""Files: what is no upload is refused in one sentence, and what is on disk is whole or absent."""
+"""Files: a file that is not an upload is refused in one sentence, and a file on disk is whole or absent."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ KEYS = sorted(upload().tensors())
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_tensor_left_out(tmp_path: Path, key: str) -> None:
-    """Also one whose absence would mean something else: no labels, no moments, a diagonal matrix."""
+    """This holds also for tensors whose absence has a meaning: no labels, no moments, a diagonal matrix."""
     with refused(ANN):
         Upload.load(edited(tmp_path / ANN, lambda tensors: tensors.pop(key)))
 
@@ -128,7 +128,7 @@ def test_a_number_that_is_not_finite(tmp_path: Path, key: str, value: float) -> 
 
 @pytest.mark.parametrize("part", ["moments", "features/2"])
 def test_a_part_left_out_of_header_and_file(tmp_path: Path, part: str) -> None:
-    """As if it had never been there."""
+    """The header does not list the part either, as if it had never been there."""
     with refused(ANN, part.split("/")[0]):
         Upload.load(edited(tmp_path / ANN, lambda tensors: tensors.pop(f"{part}/means"), listed=False))
 

@@ -144,7 +144,7 @@ def test_an_upload_is_checked_when_it_is_made(make: Callable[[], object], parts:
     ],
 )
 def test_moments_fit_together(part: str, change: Callable[[Tensor], Tensor], said: str) -> None:
-    """They are made before it is known whose they are."""
+    """Moments are checked when they are made, so the error cannot name the client."""
     with pytest.raises(ValueError, match=said):
         with_moments(**{part: change})
 
@@ -264,7 +264,7 @@ def together(source: str, folder: Path, *uploads: Upload) -> list[Upload | Path]
 
 
 class Swapped(nn.Sequential):
-    """Of the same weights, but the other layer comes last."""
+    """An upload of the same weights in which the other layer comes last."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self[0](self[1](x))
@@ -415,7 +415,7 @@ def test_what_is_rare_but_sound_works(tmp_path: Path, method: str, source: str, 
 
 
 class Rare(nn.Module):
-    """An embedding that only some clients' data reach, and a layer that is for training alone."""
+    """Some layers see no data: an embedding at some clients, and a layer that runs only in training."""
 
     def __init__(self, reached: bool):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a header may not say, however right its digest is."""
+"""Headers that are refused although their digests are right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.tiny import ANN, batches, cases, network, refused, saved, upload, w
 
 
 def relisted(folder: Path, **entry: object) -> Path:
-    """An upload whose header lists one tensor otherwise, its digest computed anew."""
+    """An upload whose header lists one tensor in another way, with a new digest."""
     header, data = damage.split(saved(folder).read_bytes())
     content = json.loads(header)
     content["weights/0.weight"] |= entry

@@ -1,4 +1,4 @@
-"""Files: every byte is checked, nothing is mapped, only regular files are read."""
+"""Files: every byte is checked, no file is mapped into memory, and only regular files are read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_reader_of_some_statistics_checks_what_it_reads(tmp_path: Path) -> Non
 
 
 def test_the_digest_of_the_header_is_the_one_that_is_documented(tmp_path: Path) -> None:
-    """As docs/uploads.md tells other tools to compute it."""
+    """The digest is computed as docs/uploads.md describes it for other tools."""
     content = saved(tmp_path).read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8:end])["__metadata__"]
@@ -179,7 +179,7 @@ def test_limits_of_file_and_header(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_header_of_the_largest_size_is_read_in_time(tmp_path: Path) -> None:
-    """What takes most memory: lists in a list."""
+    """The header that takes most memory is one of lists in a list."""
     header = b'{"__metadata__":{},"a":[' + b"[]," * (8 * 2**20 // 3 - 20) + b"[]]}"
     (tmp_path / ANN).write_bytes(damage.joined(header, b""))
     began = time.perf_counter()

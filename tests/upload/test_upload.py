@@ -1,4 +1,4 @@
-"""The message and its file: round trips, sizes, what `inspect` says."""
+"""The Upload and its file: round trips, sizes, what `inspect` says."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_fingerprint_is_of_the_architecture() -> None:
 
 
 def uncut(upload: Upload) -> int:
-    """Bytes of all that has no rank; of a class its number, count and rank besides its mean."""
+    """The bytes of all that cannot be cut. A class has its number, count and rank beside its mean."""
     assert upload.statistics.get("moments") is not None
-    told = (upload.statistics["moments"], *upload.statistics["features"].values())
+    gaussians = (upload.statistics["moments"], *upload.statistics["features"].values())
     cut = {"gram", "projector", "gradients", "moments", "features"}
     bare = replace(upload, statistics={n: v for n, v in upload.statistics.items() if n not in cut})
-    return total(bare) + sum(m.means.numel() * 4 + 3 * 8 * len(m.classes) for m in told)
+    return total(bare) + sum(m.means.numel() * 4 + 3 * 8 * len(m.classes) for m in gaussians)
 
 
 def test_bytes_are_those_of_the_tensors() -> None:

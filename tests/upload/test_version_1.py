@@ -22,7 +22,7 @@ UPLOADS = sorted(FIXTURES.glob("upload-*.safetensors"))
 
 @pytest.mark.parametrize("path", UPLOADS, ids=lambda path: path.stem)
 def test_files_of_format_1_hold_the_same_numbers(path: Path, tmp_path: Path) -> None:
-    """As another tool reads them, and as they are after a round through format 2."""
+    """Files of format 1 give the numbers that another tool reads, also after they were written in format 2."""
     expected = load_file(path)
     one = Upload.load(path)
     assert same(one.tensors(), expected)

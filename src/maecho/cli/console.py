@@ -189,8 +189,8 @@ def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], Non
 
         def on_run(done: int, total: int, run: dict[str, Any]) -> None:
             cell = " ".join(f"{key}={value}" for key, value in run["cell"].items())
-            said = escape(printable(f"{name}: {cell} seed={run['seed']}"))
-            bar.update(task, total=total, completed=done, description=said)
+            description = escape(printable(f"{name}: {cell} seed={run['seed']}"))
+            bar.update(task, total=total, completed=done, description=description)
 
         yield on_run
 

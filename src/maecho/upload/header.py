@@ -143,8 +143,8 @@ def check_recipe(client: str, recipe: Mapping[str, Any]) -> None:
 def not_sent(recipe: Mapping[str, Any]) -> dict[str, str]:
     """The statistics that were not sent: name -> reason. Empty if the recipe does not list them as `make_upload`
     does."""
-    said = recipe.get("not_sent")
-    return {str(what): str(why) for what, why in said.items()} if isinstance(said, Mapping) else {}
+    reasons = recipe.get("not_sent")
+    return {str(what): str(why) for what, why in reasons.items()} if isinstance(reasons, Mapping) else {}
 
 
 def check_architecture(
@@ -214,11 +214,11 @@ def _check_shape(what: str, shape: tuple[int, ...]) -> None:
 
 def _check_statistics(header: Header, listing: Iterable[str], known: Collection[str]) -> None:
     """Raise UploadError unless every tensor belongs to the weights or to a statistic that the header lists."""
-    said = header.statistics.keys()
-    if not said <= set(known):
-        raise UploadError(f"{header.client}: statistics must be among {', '.join(known)}, got {list(said)}")
+    stated = header.statistics.keys()
+    if not stated <= set(known):
+        raise UploadError(f"{header.client}: statistics must be among {', '.join(known)}, got {list(stated)}")
     listed = {name.split("/")[0] for name in listing}
-    for part in sorted(listed - said - {"weights"}):
+    for part in sorted(listed - stated - {"weights"}):
         raise UploadError(f"{header.client}: tensors of {part!r} must be of a listed statistic, got one that is not")
-    for name in said - listed if header.layers else ():
+    for name in stated - listed if header.layers else ():
         raise UploadError(f"{header.client}: {name} must be there as the header says, got none")

@@ -57,14 +57,14 @@ def averaged(upload: Upload) -> list[str]:
 
 def privacy(upload: Upload) -> str | None:
     """The privacy that its maker promises, in one sentence; None without a promise."""
-    said = upload.recipe.get("privacy")
-    if not isinstance(said, Mapping):
+    promise = upload.recipe.get("privacy")
+    if not isinstance(promise, Mapping):
         return None
-    epsilon = said.get("epsilon")
+    epsilon = promise.get("epsilon")
     shown = f"{epsilon:.4g}" if isinstance(epsilon, int | float) else epsilon
     return (
-        f"(ε, δ) = ({shown}, {said.get('delta')}) for {said.get('neighbouring')}, by noise of multiplier "
-        f"{said.get('noise')} on inputs clipped to norm {said.get('clip')}. It covers {said.get('covers')}"
+        f"(ε, δ) = ({shown}, {promise.get('delta')}) for {promise.get('neighbouring')}, by noise of multiplier "
+        f"{promise.get('noise')} on inputs clipped to norm {promise.get('clip')}. It covers {promise.get('covers')}"
     )
 
 

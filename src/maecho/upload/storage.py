@@ -159,9 +159,9 @@ class File:
         self.version, self.about = version, about
 
     def _check_digest(self) -> None:
-        said = self._metadata.get(DIGEST, "")
-        blanked = envelope.blank(self._header, said)
-        if blanked is None or envelope.digest_of_header(blanked) != said:
+        stated = self._metadata.get(DIGEST, "")
+        blanked = envelope.blank(self._header, stated)
+        if blanked is None or envelope.digest_of_header(blanked) != stated:
             got = "another header" if DIGEST in self._metadata else "a header without its digest"
             raise UploadError(f"{self.path} must be as it was written, got {got}")
 
@@ -231,9 +231,9 @@ def write_tensors(
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in envelope.NAMES)
             raise UploadError(f"cannot write {path}: {name!r} must be of {known}, got {tensor.dtype}")
     digests = {name: hashlib.sha256(envelope.as_bytes(tensor)).hexdigest() for name, tensor in tensors.items()}
-    said = dict(zip(_OURS, (kind, VERSION, digests), strict=True))
+    own = dict(zip(_OURS, (kind, VERSION, digests), strict=True))
     try:
-        text = json.dumps({**about, **said}, allow_nan=False)
+        text = json.dumps({**about, **own}, allow_nan=False)
         schema.parse(text.encode())
     except (TypeError, ValueError) as error:
         raise UploadError(f"cannot write {path}: the entries of its header must be JSON, got {error}") from error
