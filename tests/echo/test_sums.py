@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from maecho import RelayClient, RelayServer, make_upload
+from maecho.echo.messages import add_up
 from maecho.echo.players import Drawing
 from maecho.echo.totals import UnitTotals, sums_of
 from maecho.network.units import network
@@ -49,3 +50,16 @@ def test_a_minimum_is_of_answers_and_not_of_simulated_clients() -> None:
     server.collect(client.answer(question) for client in clients)
     assert server.done
     assert server.clients_answered == [0, 0, 3]
+
+
+def test_the_size_of_answers_is_that_of_the_largest_wherever_it_comes() -> None:
+    server = RelayServer(mlp())
+    whole = RelayClient(mlp(), batches()).answer(server.broadcast()).tensors()
+    half = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in whole.items()}
+    size = sum(tensor.nbytes for tensor in whole.values())
+    for order in ([whole, half], [half, whole], [half, whole, half]):
+        total, largest = add_up(order)
+        assert largest == size
+        assert total is not None
+        assert float(total.clients) == len(order)
+    assert add_up([]) == (None, 0)
