@@ -12,8 +12,8 @@ from torch import Tensor
 import maecho
 import one_shot
 from maecho.aggregation import Iteration, MAEcho
-from maecho.aggregation.iteration import Coefficients, Columns, Iterates, iterates
-from maecho.aggregation.limits import Limit
+from maecho.linalg.iteration import Coefficients, Columns, Iterates, iterates
+from maecho.linalg.limits import Limit
 from maecho.linalg.simplex import capped_simplex
 from maecho.linalg.spectra import Spectrum, projector
 from maecho.linalg.symmetric import Diagonal

@@ -90,3 +90,19 @@ def test_what_is_wrong_with_a_diagonal_is_said(values: Tensor, words: str) -> No
 
     diagonal = Diagonal(values)
     assert re.search(words, str(diagonal.malformed() or diagonal.complaint(largest=1.0)))
+
+
+def test_a_pivot_of_round_off_is_not_divided_by() -> None:
+    """Cholesky goes through here, with a pivot that is no more than round-off of the larger one."""
+    A = torch.diag(torch.tensor([1.0, 1e-16], dtype=torch.float64)).unsqueeze(0)
+    assert not torch.linalg.cholesky_ex(A)[1].any()
+    B = torch.ones(1, 1, 2, dtype=torch.float64)
+    torch.testing.assert_close(Dense(A).divide(B), torch.tensor([[[1.0, 0]]], dtype=torch.float64))
+
+
+def test_a_diagonal_stays_in_float64() -> None:
+    """Counts above 2**24 are whole in float64 and not in float32."""
+    counts = Diagonal(torch.tensor([[2.0**24 + 1, 3]], dtype=torch.float64))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(counts.to(dtype=dtype).values, counts.values)
+        assert counts.to(dtype=dtype).values.dtype == torch.float64

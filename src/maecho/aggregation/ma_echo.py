@@ -17,9 +17,9 @@ from torch import Tensor
 
 from maecho import devices
 from maecho.aggregation.average import ClassAwareHead, Mean
-from maecho.aggregation.iteration import Coefficients, Iterates, iterates
-from maecho.aggregation.limits import Limit
 from maecho.aggregation.method import Guide, assemble
+from maecho.linalg.iteration import Coefficients, Iterates, iterates
+from maecho.linalg.limits import Limit
 from maecho.linalg.spectra import Spectrum, projector
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer

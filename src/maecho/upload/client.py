@@ -18,7 +18,7 @@ from maecho.network.spaces import Spaces
 from maecho.network.tracing import derive
 from maecho.privacy import Privacy
 from maecho.statistics import STATISTICS, Options, Statistic
-from maecho.statistics.gather import gather
+from maecho.statistics.passes.gather import gather
 from maecho.statistics.statistic import Setting
 from maecho.upload import size
 from maecho.upload.private import gather_privately

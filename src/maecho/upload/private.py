@@ -23,7 +23,7 @@ from maecho.linalg.gaussians import Gaussians
 from maecho.linalg.symmetric import add_into
 from maecho.network.forward import Pass, check_labels, examples, forward, parts
 from maecho.privacy import NoisySums, Privacy
-from maecho.statistics.gather import Gathered, gather
+from maecho.statistics.passes.gather import Gathered, gather
 from maecho.statistics.statistic import NotGathered, Setting, Statistic
 
 PRESENT = 3.0

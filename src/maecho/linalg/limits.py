@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maecho.aggregation.iteration import Coefficients
+from maecho.linalg.iteration import Coefficients
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal, Total, add_into
 
