@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
-from maecho import InputError
+from maecho import InputError, Upload
 from maecho.cli import console
 from maecho.cli.values import check_out
 
@@ -46,3 +49,12 @@ def test_a_bar_shows_names_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
         on_run(1, 2, {"cell": {"init": "[/bold] same\x1b[2J"}, "seed": 0})
     assert "[/red] mine" in screen.getvalue()
     assert r"[/bold] same\x1b[2J" in screen.getvalue()
+
+
+def test_the_seed_is_that_of_sampled_labels(module: str, run: Callable[..., Any]) -> None:
+    line = f"upload --model {module}:network --weights ann-weights --data {module}:ann --client ann --statistics fisher"
+    for out, seed in (("one", 1), ("again", 1), ("other", 2)):
+        assert run(f"{line} --labels sampled --seed {seed} --out {out}").code == 0
+    one, again, other = (Upload.load(out).statistics["fisher"]["0.weight"] for out in ("one", "again", "other"))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
