@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from maecho.echo.players import Drawing
 from torch import nn
 
 from maecho import RelayClient, RelayServer, make_upload
 from maecho.echo.messages import add_up
+from maecho.echo.simulated import Drawing
 from maecho.echo.totals import UnitTotals, sums_of
 from maecho.network.units import network
 from support.clients import batches

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from maecho import UploadError
 from maecho.errors import InputError
 from maecho.lab.networks import mlp
 from maecho.network.spaces import Place, Space, check, load, permute, verify
@@ -54,7 +53,7 @@ def test_a_specification_that_fits_but_is_wrong_is_found() -> None:
     half = Space("half", 9, (Place("fc1.weight", 0),))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(
-        UploadError, match=r"space 'half' must leave the outputs unchanged .*got a change of .*fc1\.weight"
+        InputError, match=r"space 'half' must leave the outputs unchanged .*got a change of .*fc1\.weight"
     ):
         verify(model, [half], torch.randn(3, 12, generator=rng()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

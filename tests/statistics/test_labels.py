@@ -48,7 +48,7 @@ def test_a_last_layer_of_other_rows_than_classes_is_no_head() -> None:
     assert upload.head is None
     assert upload.has == {"classes", "gram"}
     assert len(upload.statistics["classes"]) == 4
-    assert upload.recipe["not_sent"]["targets"] == "the model has no last layer of one row a class"
+    assert upload.recipe["not_sent"]["targets"] == "the model has no last layer with one row for each class"
 
 
 def test_features_are_of_the_classes_that_the_moments_have() -> None:
@@ -57,5 +57,5 @@ def test_features_are_of_the_classes_that_the_moments_have() -> None:
     found = upload.statistics["features"][layer]
     assert isinstance(found, Gaussians)
     other = replace(found, classes=found.classes.clone().index_fill_(0, torch.tensor([4]), 7))
-    with refused(f"ann: features of '{layer}' must be one Gaussian for each class that it has", "got [0, 1, 2, 3, 7]"):
+    with refused(f"ann: features of '{layer}' must be one Gaussian for each class", "got classes [0, 1, 2, 3, 7]"):
         replace(upload, statistics={**upload.statistics, "features": {layer: other}})
