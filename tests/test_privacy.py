@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import maecho
-from maecho import InputError, Privacy, RelayClient, Upload, UploadError, make_upload, relay
+from maecho import InputError, Privacy, RelayClient, Upload, make_upload, relay
 from maecho.cli import app as cli
 from maecho.echo.fit import Regression, repaired
 from maecho.echo.observation import observe
@@ -493,9 +493,7 @@ def test_inputs_that_are_too_long_or_not_of_one_shape() -> None:
     with pytest.raises(InputError, match=r"ann: for moments all inputs must have one shape, got \(1, 4\) and \(1, 6\)"):
         make_upload(pooled, [torch.zeros(2, 1, 4), torch.zeros(2, 1, 6)], "ann", privacy=Privacy(1.0, 1.0))
     maps = nn.Conv1d(1, 2, 3)
-    with pytest.raises(
-        UploadError, match="ann: with privacy labels must be classes of the model, one output each, got"
-    ):
+    with pytest.raises(InputError, match="ann: with privacy labels must be classes of the model, one output each, got"):
         make_upload(maps, [(torch.zeros(2, 1, 4), torch.zeros(2, dtype=torch.int64))], "ann", privacy=Privacy(1.0, 1.0))
 
 

@@ -28,7 +28,7 @@ def test_a_place_that_is_no_regular_file(tmp_path: Path, kind: str, words: str, 
         check_out(tmp_path / kind, force)
     check_out(tmp_path / "new", force)
     check_out(tmp_path / "file", force=True)
-    with pytest.raises(InputError, match=r"it must be a new file, got one that is there; --force replaces it"):
+    with pytest.raises(InputError, match=r"it must be a new file, got one that exists; --force replaces it"):
         check_out(tmp_path / "file", force=False)
 
 

@@ -15,7 +15,7 @@ from maecho.echo.totals import UnitTotals, sums_of
 from maecho.network.units import network
 from support.clients import batches
 from support.clients import network as mlp
-from support.tiny import refused
+from support.tiny import refused_input
 
 
 def zeros(*shape: int) -> Any:
@@ -33,9 +33,9 @@ def test_whether_a_gram_is_a_diagonal_is_said_by_the_layer(layer: nn.Module, rig
     shape, device = (1, 4, 3), torch.device("cpu")
     found = sums_of(unit, shape, UnitTotals("0", zeros(*right), zeros(*shape), zeros(*shape)), device)
     assert found["gram"].shape == ((1, 3, 3) if isinstance(layer, nn.Linear) else (1, 1, 3))
-    with refused(f"Σ h hᵀ of '0' must be {right} numbers", f"got {wrong}"):
+    with refused_input(f"Σ h hᵀ of '0' must be {right} numbers", f"got {wrong}"):
         sums_of(unit, shape, UnitTotals("0", zeros(*wrong), zeros(*shape), zeros(*shape)), device)
-    with refused("the sums of '0' must be (1, 4, 2) as its weights", "got (1, 4, 3)"):
+    with refused_input("the sums of '0' must be (1, 4, 2) as its weights", "got (1, 4, 3)"):
         sums_of(unit, (1, 4, 2), UnitTotals("0", zeros(*right), zeros(*shape), zeros(*shape)), device)
 
 
@@ -45,7 +45,7 @@ def test_a_minimum_is_of_answers_and_not_of_simulated_clients() -> None:
     clients = [RelayClient(mlp(i % 2), batches(i % 2), f"client-{i}") for i in range(3)]
     question = server.broadcast()
     assert server.clients_answered == [0, 0]
-    with refused("at least 3 client(s) must answer, got 2; ask again"):
+    with refused_input("at least 3 client(s) must answer, got 2; ask again"):
         server.collect(client.answer(question) for client in clients[:2])
     server.collect(client.answer(question) for client in clients)
     assert server.done
