@@ -116,7 +116,7 @@ def test_every_leaf_is_there() -> None:
 
 def test_every_room_has_its_place() -> None:
     stems = {path.stem for path in PACKAGE.glob("*.py")} - FRONT_DOOR - ROOT_HELPERS
-    assert stems | {path.name for path in PACKAGES if path != PACKAGE} == set(ROOMS) - {"root helpers"}
+    assert stems | {path.name for path in PACKAGES if path.parent == PACKAGE} == set(ROOMS) - {"root helpers"}
 
 
 @pytest.mark.parametrize(
