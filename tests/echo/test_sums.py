@@ -63,3 +63,19 @@ def test_the_size_of_answers_is_that_of_the_largest_wherever_it_comes() -> None:
         assert total is not None
         assert float(total.clients) == len(order)
     assert add_up([]) == (None, 0)
+
+
+@pytest.mark.parametrize("bare", [0, 3])
+def test_labels_of_some_examples_are_no_use_beside_sums_over_all(bare: int) -> None:
+    data: list[Any] = list(batches())
+    data[bare] = data[bare][0]
+    server = RelayServer(mlp())
+    client = RelayClient(mlp(), data)
+    server.collect([client.answer(server.broadcast())])
+    answer = client.answer(server.broadcast())
+    (totals,) = answer.totals
+    assert float(answer.examples) == 64
+    assert (totals.labels, totals.outputs, totals.counts) == (None, None, None)
+    whole = RelayClient(mlp(), batches()).answer(server.broadcast()).totals[0]
+    assert whole.labels is not None
+    assert torch.equal(whole.gram, totals.gram)
