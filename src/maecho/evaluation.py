@@ -89,7 +89,7 @@ class Ensemble(nn.Module):
         if not models:
             raise InputError("an ensemble must have at least one model, got none")
         if by not in ("logits", "probabilities", "class-aware"):
-            raise ValueError(f"by must be logits, probabilities or class-aware, got {by!r}")
+            raise InputError(f"by must be logits, probabilities or class-aware, got {by!r}")
         self.models, self.by = nn.ModuleList(models), by
         self._held = None
         if by == "class-aware":

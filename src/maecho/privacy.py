@@ -188,14 +188,14 @@ def _check_positive(name: str, value: object, optional: bool = False) -> None:
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+        raise InputError(f"{name} must be positive and finite, got {value!r}")
 
 
 def _check_delta(value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise ValueError(f"delta must lie between 0 and 1, got {value!r}")
+        raise InputError(f"delta must lie between 0 and 1, got {value!r}")
 
 
 def _check_releases(value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"releases must be a whole number, at least 1, got {value!r}")
+        raise InputError(f"releases must be a whole number, at least 1, got {value!r}")

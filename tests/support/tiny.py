@@ -98,3 +98,16 @@ def refused_input(*parts: str) -> contextlib.AbstractContextManager[None]:
 def cases(table: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Turn a table of named cases into arguments of pytest.mark.parametrize."""
     return {"argvalues": list(table.values()), "ids": list(table)}
+
+
+def fill_with_nan(module: nn.Module) -> None:
+    for p in module.parameters():
+        p.data.fill_(NAN)
+
+
+def together(source: str, folder: Path, *uploads: Upload) -> list[Upload | Path]:
+    if source == "memory":
+        return list(uploads)
+    for i, one in enumerate(uploads):
+        one.save(folder / f"{i}.safetensors")
+    return sorted(folder.glob("*.safetensors"))

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maecho import METHODS, Ensemble, InputError, Upload, UploadError, aggregate, evaluate, make_upload
+from maecho import METHODS, Upload, UploadError, aggregate, make_upload
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
-from maecho.network.spaces import load
 from maecho.statistics import STATISTICS
 from support.tiny import (
     INF,
     NAN,
-    QUICK,
     batches,
     cases,
+    fill_with_nan,
     network,
     refused,
     refused_input,
+    together,
     upload,
     with_fields,
     with_last_entry,
@@ -200,11 +200,6 @@ def test_a_statistic_is_of_every_layer_and_of_no_other(kind: str) -> None:
         with_statistics(upload(), **{kind: {"0": torch.eye(5)}})
 
 
-def fill_with_nan(module: nn.Module) -> None:
-    for p in module.parameters():
-        p.data.fill_(NAN)
-
-
 DATA: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no batches": ({"batches": []}, ("ann", "at least one example", "got none")),
     "empty batches": ({"batches": [(x[:0], y[:0])] * 2}, ("ann", "at least one example", "got none")),
@@ -253,14 +248,6 @@ def test_a_state_dict_holds_tensors_alone() -> None:
 
     with refused_input("ann", "_extra_state", "tensor", "str"):
         make_upload(Odd(4, 3), batches(), "ann")
-
-
-def together(source: str, folder: Path, *uploads: Upload) -> list[Upload | Path]:
-    if source == "memory":
-        return list(uploads)
-    for i, one in enumerate(uploads):
-        one.save(folder / f"{i}.safetensors")
-    return sorted(folder.glob("*.safetensors"))
 
 
 class Swapped(nn.Sequential):
@@ -345,103 +332,3 @@ def test_a_client_without_labels_is_the_same_first_or_last() -> None:
     assert type(one) is type(other)
     if isinstance(one, dict) and isinstance(other, dict):
         assert all(one[name] == pytest.approx(other[name], abs=1e-4) for name in one)
-
-
-EVALUATE: dict[str, tuple[nn.Module, list[Any], tuple[str, ...]]] = {
-    "no labels": (network(), [x], ("label",)),
-    "labels that are no classes": (network(), [(x, y.float())], ("label",)),
-    "too few labels": (network(), [(x, y[:7])], ("label",)),
-    "one output for all": (nn.Sequential(network(), nn.Flatten(0)), [(x, y)], ("one output for each class",)),
-    "no batches": (network(), [], ("at least one example", "got none")),
-    "empty batches": (network(), [(x[:0], y[:0])], ("at least one example", "got none")),
-    "label too large": (network(), [(x, y + 1)], ("0 … 2", "3 outputs", "3")),
-    "negative label": (network(), [(x, y - 1)], ("0 … 2", "3 outputs", "-1")),
-    "NaN in the inputs": (network(), [(with_last_entry(x), y)], ("finite", "NaN")),
-    "NaN in the model": (network().apply(fill_with_nan), [(x, y)], ("finite", "NaN")),
-}
-
-
-@pytest.mark.parametrize(("model", "data", "parts"), **cases(EVALUATE))
-def test_evaluate_refuses(model: nn.Module, data: list[Any], parts: tuple[str, ...]) -> None:
-    model.train()
-    with refused("evaluation", *parts, error=InputError):
-        evaluate(model, data)
-    assert model.training
-
-
-@pytest.mark.parametrize(
-    ("count", "by", "counts", "parts"),
-    [
-        (0, "probabilities", None, ("at least one model", "got none")),
-        (2, "class-aware", None, ("class counts", "2 models", "got none")),
-        (2, "class-aware", [torch.ones(3)], ("class counts", "2 models", "those of 1")),
-        (2, "class-aware", [torch.ones(3), torch.ones(2)], ("class counts",)),
-        (2, "class-aware", [torch.ones(3), None], ("class counts",)),
-        (1, "vote", None, ("logits, probabilities or class-aware", "'vote'")),
-    ],
-)
-def test_an_ensemble_refuses(count: int, by: Any, counts: Any, parts: tuple[str, ...]) -> None:
-    with refused(*parts, error=ValueError):
-        Ensemble([network()] * count, by, counts)
-
-
-WORKS: dict[str, Callable[[], list[Upload]]] = {
-    "one client": lambda: [upload()],
-    "one sample": lambda: [make_upload(network(seed=i), [(x[:1], y[:1])], f"{i}", STATISTICS) for i in range(2)],
-    "one sample, one client": lambda: [make_upload(network(), [(x[:1], y[:1])], "0", STATISTICS)],
-    "a class nobody has": lambda: [make_upload(network(seed=i), [(x, y % 2)], f"{i}", STATISTICS) for i in range(2)],
-    "rank 0": lambda: [make_upload(network(seed=i), batches(), f"{i}", STATISTICS, rank=0) for i in range(2)],
-    "rank 0 beside a full one": lambda: [make_upload(network(), batches(), "0", STATISTICS, rank=0), upload()],
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("case", WORKS)
-def test_what_is_rare_but_sound_works(tmp_path: Path, method: str, source: str, case: str) -> None:
-    uploads = WORKS[case]()
-    merged = aggregate(together(source, tmp_path, *uploads), method, model=network(), **QUICK.get(method, {}))
-    load(network(), merged)  # pfnm's network may have grown
-    assert all(tensor.isfinite().all() for tensor in merged.values())
-    # Nothing speaks against the average; but some learn from weights or class means, and Fisher has no rank.
-    if len(uploads) == 1 or (
-        case == "rank 0" and method not in ("dense", "fisher", "ot", "ma-echo+ot", "pfnm", "fedma", "echo-chain")
-    ):
-        for name, tensor in merged.items():
-            if method == "afl" and name.startswith("2.") and case != "rank 0":
-                continue  # its head is new
-            average = torch.stack([one.weights[name] for one in uploads]).mean(0)
-            torch.testing.assert_close(tensor, average, rtol=1e-5, atol=1e-5)
-
-
-class Rare(nn.Module):
-    """Some layers see no data: an embedding at some clients, and a layer that runs only in training."""
-
-    def __init__(self, reached: bool):
-        super().__init__()
-        self.reached = reached
-        self.tokens, self.body = nn.Embedding(7, 4), nn.Linear(4, 5)
-        self.head, self.extra = nn.Linear(5, 3), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.body(self.tokens(x).mean(1) if self.reached else torch.ones(len(x), 4))
-        return self.head(h) + self.extra(h) if self.training else self.head(h)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_layers_that_nothing_reached(method: str) -> None:
-    if method in ("dense", "echo-chain", "pfnm"):
-        pytest.skip("dense and echo-chain draw real numbers, and pfnm knows fully connected layers, not tokens")
-    tokens = torch.arange(90).reshape(30, 3) % 7
-    uploads = [make_upload(Rare(i == 0), [(tokens, y)], f"{i}", STATISTICS) for i in range(2)]
-    assert [one.head for one in uploads] == ["head", "head"]
-    merged = aggregate(uploads, method, **QUICK.get(method, {}))
-    for name, tensor in aggregate(uploads[::-1], method, **QUICK.get(method, {})).items():
-        torch.testing.assert_close(tensor, merged[name])
-
-
-def test_inputs_of_many_lengths_have_no_moments() -> None:
-    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3))
-    made = make_upload(model, [(torch.ones(3, 2, length), y[:3]) for length in (8, 9)], "ann")
-    assert made.has == {"gram", "projector", "classes", "features"}
-    assert "moments" in made.recipe["not_sent"]

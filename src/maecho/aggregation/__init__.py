@@ -66,7 +66,7 @@ __all__ = [
 def choose(
     method: str | Method, *, model: nn.Module | None = None, device: devices.Device | None = None, **options: Any
 ) -> tuple[str, Method]:
-    """A method by name or as it is, with options changed. Raises ValueError for a name or option that is not there.
+    """A method by name or as it is, with options changed. Raises InputError for a name or option that is not there.
 
     A `model` and a `device` go to methods that run the network; the others have no use for them.
     """
@@ -76,16 +76,16 @@ def choose(
     elif method in METHODS:
         name, found = method, METHODS[method]
     else:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     if isinstance(found, type) or not dataclasses.is_dataclass(found):
-        raise ValueError(f"method must be a name or a method with its options, got {found!r}")
+        raise InputError(f"method must be a name or a method with its options, got {found!r}")
     known_options = [f.name for f in dataclasses.fields(found)]
     for option in options:
         if option not in known_options:
-            raise ValueError(f"{name} has the options {', '.join(known_options) or 'none'}, got {option!r}")
+            raise InputError(f"{name} has the options {', '.join(known_options) or 'none'}, got {option!r}")
     if model is not None:
         if not isinstance(model, nn.Module):
-            raise ValueError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}")
+            raise InputError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}")
         if "model" in known_options:
             options["model"] = model
     if device is not None and "device" in known_options:

@@ -112,7 +112,7 @@ class DENSE:
         one_of("scale", self.scale, (None, "moments", "standard", "unit"))
         if self.input_shape is not None:
             if not isinstance(self.input_shape, tuple | list) or not self.input_shape:
-                raise ValueError(f"input_shape must be the lengths of one input's axes, got {self.input_shape!r}")
+                raise InputError(f"input_shape must be the lengths of one input's axes, got {self.input_shape!r}")
             for length in self.input_shape:
                 number("input_shape", length, "of whole numbers, at least 1", 1, whole=True)
             object.__setattr__(self, "input_shape", tuple(self.input_shape))  # a config or command line gives a list
@@ -120,7 +120,7 @@ class DENSE:
             try:
                 torch.device(self.device)
             except (RuntimeError, TypeError) as error:
-                raise ValueError(f"device must be one of torch's, such as cpu or cuda, got {self.device!r}") from error
+                raise InputError(f"device must be one of torch's, such as cpu or cuda, got {self.device!r}") from error
 
     @property
     def needs(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from maecho import devices
 from maecho.aggregation.average import ClassAwareHead, Mean
 from maecho.aggregation.method import Guide, assemble
+from maecho.errors import InputError
 from maecho.linalg.iteration import Coefficients, Iterates, iterates
 from maecho.linalg.limits import Limit
 from maecho.linalg.spectra import Spectrum, projector
@@ -106,11 +107,11 @@ class MAEcho:
         number("cap", self.cap, POSITIVE, 0)
         number("seed", self.seed, "a whole number, at least 0", 0, whole=True)
         if not (self.watch is None or callable(self.watch)):
-            raise ValueError(f"watch must be a function, got {self.watch!r}")
+            raise InputError(f"watch must be a function, got {self.watch!r}")
         if self.normalise and self.form == "anchored":
-            raise ValueError("normalise must be off in the anchored form, which has no step of V_i to normalise")
+            raise InputError("normalise must be off in the anchored form, which has no step of V_i to normalise")
         if self.solver == "limit" and (self.alpha == "qp" or self.normalise or self.watch):
-            raise ValueError(
+            raise InputError(
                 "solver must be iterate with alpha='qp', normalise or watch: the limit is of the linear steps"
             )
 
@@ -133,7 +134,7 @@ class MAEcho:
         first = uploads[0]
         method = self._for(first, "classes" in uploads.has)
         if method.alpha == "qp" and method.cap < 1 / len(uploads):
-            raise ValueError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
+            raise InputError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
         gathered = _Gathered(method, first)
         for upload in uploads:
             gathered.add(upload)
@@ -249,7 +250,7 @@ class _Gathered:
                 found[layer.name] = noise * W.square().mean().sqrt()
             return found
         if which != "average" and self._start is None:
-            raise ValueError(f"start must be average, random or the name of a client, got {which!r}")
+            raise InputError(f"start must be average, random or the name of a client, got {which!r}")
         weights = average if which == "average" or self._start is None else self._start
         return {layer.name: layer.matrix(weights).double() for layer in self._layers}
 

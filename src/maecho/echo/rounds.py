@@ -14,14 +14,14 @@ Stages = Sequence[Sequence[Unit]]
 
 
 def checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str, ...]:
-    """Raises ValueError unless they are rounds of a network with these units."""
+    """Raises InputError unless they are rounds of a network with these units."""
     if rounds == "all" or (isinstance(rounds, int) and not isinstance(rounds, bool) and rounds >= 1):
         return rounds
     if isinstance(rounds, str) or not isinstance(rounds, Iterable) or not rounds:
-        raise ValueError(f"rounds must be all, a whole number from 1 on, or names of layers, got {rounds!r}")
+        raise InputError(f"rounds must be all, a whole number from 1 on, or names of layers, got {rounds!r}")
     for name in rounds:
         if name not in units:
-            raise ValueError(f"rounds must name layers of the network ({', '.join(units)}), got {name!r}")
+            raise InputError(f"rounds must name layers of the network ({', '.join(units)}), got {name!r}")
     return tuple(rounds)
 
 

@@ -1,0 +1,86 @@
+"""Input that is rare but sound works, with every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from maecho import METHODS, Upload, aggregate, make_upload
+from maecho.network.spaces import load
+from maecho.statistics import STATISTICS
+from support.tiny import (
+    QUICK,
+    batches,
+    network,
+    together,
+    upload,
+)
+
+SOURCES = ("memory", "files")
+x, y = (torch.cat(part) for part in zip(*batches(), strict=True))
+
+
+WORKS: dict[str, Callable[[], list[Upload]]] = {
+    "one client": lambda: [upload()],
+    "one sample": lambda: [make_upload(network(seed=i), [(x[:1], y[:1])], f"{i}", STATISTICS) for i in range(2)],
+    "one sample, one client": lambda: [make_upload(network(), [(x[:1], y[:1])], "0", STATISTICS)],
+    "a class nobody has": lambda: [make_upload(network(seed=i), [(x, y % 2)], f"{i}", STATISTICS) for i in range(2)],
+    "rank 0": lambda: [make_upload(network(seed=i), batches(), f"{i}", STATISTICS, rank=0) for i in range(2)],
+    "rank 0 beside a full one": lambda: [make_upload(network(), batches(), "0", STATISTICS, rank=0), upload()],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("case", WORKS)
+def test_what_is_rare_but_sound_works(tmp_path: Path, method: str, source: str, case: str) -> None:
+    uploads = WORKS[case]()
+    merged = aggregate(together(source, tmp_path, *uploads), method, model=network(), **QUICK.get(method, {}))
+    load(network(), merged)  # pfnm's network may have grown
+    assert all(tensor.isfinite().all() for tensor in merged.values())
+    # Nothing speaks against the average; but some learn from weights or class means, and Fisher has no rank.
+    if len(uploads) == 1 or (
+        case == "rank 0" and method not in ("dense", "fisher", "ot", "ma-echo+ot", "pfnm", "fedma", "echo-chain")
+    ):
+        for name, tensor in merged.items():
+            if method == "afl" and name.startswith("2.") and case != "rank 0":
+                continue  # its head is new
+            average = torch.stack([one.weights[name] for one in uploads]).mean(0)
+            torch.testing.assert_close(tensor, average, rtol=1e-5, atol=1e-5)
+
+
+class Rare(nn.Module):
+    """Some layers see no data: an embedding at some clients, and a layer that runs only in training."""
+
+    def __init__(self, reached: bool):
+        super().__init__()
+        self.reached = reached
+        self.tokens, self.body = nn.Embedding(7, 4), nn.Linear(4, 5)
+        self.head, self.extra = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(self.tokens(x).mean(1) if self.reached else torch.ones(len(x), 4))
+        return self.head(h) + self.extra(h) if self.training else self.head(h)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_layers_that_nothing_reached(method: str) -> None:
+    if method in ("dense", "echo-chain", "pfnm"):
+        pytest.skip("dense and echo-chain draw real numbers, and pfnm knows fully connected layers, not tokens")
+    tokens = torch.arange(90).reshape(30, 3) % 7
+    uploads = [make_upload(Rare(i == 0), [(tokens, y)], f"{i}", STATISTICS) for i in range(2)]
+    assert [one.head for one in uploads] == ["head", "head"]
+    merged = aggregate(uploads, method, **QUICK.get(method, {}))
+    for name, tensor in aggregate(uploads[::-1], method, **QUICK.get(method, {})).items():
+        torch.testing.assert_close(tensor, merged[name])
+
+
+def test_inputs_of_many_lengths_have_no_moments() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3))
+    made = make_upload(model, [(torch.ones(3, 2, length), y[:3]) for length in (8, 9)], "ann")
+    assert made.has == {"gram", "projector", "classes", "features"}
+    assert "moments" in made.recipe["not_sent"]
