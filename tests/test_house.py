@@ -149,9 +149,39 @@ def test_a_package_can_be_overlooked(package: Path) -> None:
 @pytest.mark.slow
 def test_the_core_imports_with_three_packages_alone() -> None:
     blocked = sorted(set(LEAVES))
-    code = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import maecho, maecho.lab.runs; print('fine')"
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked})); import maecho, maecho.lab.runs; "
+        "[getattr(maecho, name) for name in maecho.__all__]; print('fine')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "fine", done.stderr
+
+
+@pytest.mark.slow
+def test_importing_maecho_loads_nothing_until_it_is_used() -> None:
+    code = "import sys, maecho; print('torch' in sys.modules, maecho.network.register.__name__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "register", "True"]
+
+
+def test_every_public_name_has_one_home() -> None:
+    """The type checker and the interpreter read two lists; they say the same."""
+    import maecho
+
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    checked = {
+        alias.name: node.module.removeprefix("maecho.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("maecho.")
+        for alias in node.names
+    }
+    assert checked == {**maecho._HOMES, "__version__": "_version"}
+    assert set(maecho.__all__) == checked.keys()
+    for name in maecho.__all__:
+        assert getattr(maecho, name) is getattr(maecho, name)
+    assert set(maecho.__all__) <= set(dir(maecho))
+    with pytest.raises(AttributeError, match="module 'maecho' has no attribute 'merge'"):
+        maecho.merge  # noqa: B018
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
