@@ -3,8 +3,8 @@
     python examples/one_shot.py
 
 `algorithm_1` is Algorithm 1 as printed; `as_released` is what the authors' code does, which reaches the paper's
-numbers. Both are for reading: `maecho.aggregate` gives the same result (tests/test_one_shot.py) many times faster
-(benchmarks/ma_echo.py).
+numbers. Both are for reading: `maecho.aggregate` gives the same result (tests/aggregation/test_ma_echo.py) many times
+faster (benchmarks/ma_echo.py).
 """
 
 from __future__ import annotations

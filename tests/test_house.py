@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from glob import glob
 from pathlib import Path
 
@@ -260,3 +261,26 @@ def test_the_example_says_what_its_docstring_says(capsys: pytest.CaptureFixture[
     one_shot.main()
     errors = dict(re.findall(r"^(.*?)\s\s+([\d.]+)$", capsys.readouterr().out, re.M))
     assert float(errors["as released"]) < 0.5 * float(errors["average"])
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    """Those that other packages bring along too; and docs/dependencies.md names each."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [
+        *declared["dependencies"],
+        *(line for extra in declared["optional-dependencies"].values() for line in extra),
+    ]
+    packages = {re.match(r"[\w-]+", line)[0] for line in lines}  # type: ignore[index]
+    names = {"sklearn": "scikit-learn", "ot": "pot", "dp_accounting": "dp-accounting"}
+    imported = {names.get(name, name) for name in CORE | LEAVES.keys()}
+    assert imported <= packages
+    reasons = (ROOT / "docs" / "dependencies.md").read_text().lower()
+    assert [name for name in imported if name not in reasons] == []
+
+
+def test_every_test_that_is_cited_exists() -> None:
+    texts = [path for folder in ("src", "docs", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path for path in texts if path.suffix in {".py", ".md"}] + list(ROOT.glob("*.md"))
+    cited = {name for path in texts for name in re.findall(r"\btests/[\w/]+\.py", path.read_text())}
+    assert "tests/aggregation/test_ma_echo.py" in cited
+    assert [name for name in sorted(cited) if not (ROOT / name).exists()] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,6 +102,51 @@ def test_anchored_equals_its_equation() -> None:
         torch.testing.assert_close(fast.client(i)[0], v)
 
 
+def skewed(gram: Tensor) -> Tensor:
+    """Weights far from uniform that depend on the gradients: the smaller a client's, the more it counts."""
+    return torch.softmax(torch.tensor([2.0, 0.0, -1.0, 1.0]).double() - gram.diagonal() / gram.diagonal().max(), 0)
+
+
+WEIGHTS: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, object]]] = {
+    "quadratic program": (by_qp(0.6), {"alpha": "qp", "cap": 0.6}),
+    "skewed": (lambda gradients: skewed(gradients @ gradients.T), {}),
+}
+
+
+def weighted(weights: str, **options: object) -> tuple[Coefficients, Callable[[Tensor], Tensor]]:
+    """The coefficients of MA-Echo with weights of the clients, and the weights for gradients [clients, out · in]."""
+    literal, chosen = WEIGHTS[weights]
+    form = MAEcho(step_size=0.3, head="iterate", **options, **chosen)._for(clients(1)[0], True)._coefficients()  # type: ignore[arg-type]
+    return form if chosen else replace(form, alpha=skewed), literal
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("form", ["released", "printed", "anchored", "released, Norm", "printed, Norm"])
+def test_steps_with_weights_are_the_literal_ones(form: str, weights: str) -> None:
+    """Eq. (6) and (7) in every form: W ← W − ω Σ α_i (W − V_i) P_i, with α from the gradients 2 (W − V_i) P_i."""
+    W, spectra = problem()
+    name, norm = form.split(",")[0], "Norm" in form
+    coefficients, alpha_of = weighted(weights, form=name, normalise=norm, mu=3.0)
+    step, hold, follow = (0.3, 1.0, 0.3) if name == "released" else (0.6, 0.75, 1.0)
+    own, P = [w[0] for w in W], dense(spectra)
+    G, V = average(W)[0], list(own)
+    fast = iterates(average(W), W, spectra, coefficients)
+    for _ in range(3):
+        pulls = [(G - v) @ p for v, p in zip(V, P, strict=True)]
+        alpha = alpha_of(torch.stack([2 * pull.flatten() for pull in pulls]))
+        assert float(alpha.max() - alpha.min()) > 0.3, "weights must be far from uniform"
+        G = G - step * sum(a * pull for a, pull in zip(alpha, pulls, strict=True))
+        begin = own if name == "anchored" else V
+        moves = [(G - v) - hold * (G - v) @ p for v, p in zip(begin, P, strict=True)]
+        if norm:
+            moves = [move / move.norm(dim=1, keepdim=True) for move in moves]
+        V = [v + follow * move for v, move in zip(begin, moves, strict=True)]
+        fast.step()
+        torch.testing.assert_close(fast.merged()[0], G)
+        for i, v in enumerate(V):
+            torch.testing.assert_close(fast.client(i)[0], v)
+
+
 FORMS = {
     "released": Coefficients(1.6, 1.6, 1.6),
     "released, small steps": Coefficients(0.3, 0.3, 0.3),
@@ -192,22 +238,45 @@ def test_class_aware_head_averages_over_the_clients_that_have_the_class() -> Non
         torch.testing.assert_close(got[4], W[:, 4].mean(0))  # a class that nobody has
 
 
-def test_three_starts_end_alike() -> None:
-    """Paper, Fig. 6: whatever the start, MA-Echo converges to similar models."""
+def starts(W: list[Tensor]) -> list[Tensor]:
+    return [average(W), W[2], torch.randn(W[0].shape, generator=rng(), dtype=torch.float64)]
+
+
+@pytest.mark.parametrize(("low", "high", "apart"), [(0.99, 0.999, 0.01), (0.999, 0.9999, 0.001)])
+def test_three_starts_end_alike(low: float, high: float, apart: float) -> None:
+    """Paper, Fig. 6: whatever the start, MA-Echo converges to similar models. The nearer the eigenvalues of the
+    projectors are to 1, the less of the start is left."""
+    W, P = problem(n=4, d=6, rank=6, low=low, high=high)
+    found = [run(FORMS["released"], 300, W, P, start).mean() for start in starts(W)]
+    for start, other in zip(starts(W)[1:], found[1:], strict=True):
+        assert float((start - average(W)).norm() / found[0].norm()) > 2, "they begin far apart"
+        assert float((other - found[0]).norm() / found[0].norm()) < apart
+
+
+def test_soft_projectors_leave_as_much_of_the_start_as_the_equation_says() -> None:
+    """W∞ holds W⁰ (I − ω P̄) [I − ω P̄ + (ω/N) Σ K_i]⁻¹, with K_i = P_i (I − P_i)⁻¹ / ω in the released form."""
     W, P = problem(n=4, d=6, rank=6, low=0.5)
-    found = [
-        run(FORMS["released"], 300, W, P, start).mean() for start in (average(W), W[2], torch.randn(1, 3, 6).double())
-    ]
-    for other in found[1:]:
-        assert float((other - found[0]).norm() / found[0].norm()) < 0.7
-    uploads = clients(3)
-    states = [
-        maecho.aggregate(uploads, "ma-echo", start=s, steps=0, form="printed")["0.weight"]
-        for s in ("client-1", "random")
-    ]
-    torch.testing.assert_close(states[0], uploads[1].weights["0.weight"])
-    again = maecho.aggregate(uploads, "ma-echo", start="random", steps=0, form="printed", seed=0)["0.weight"]
-    torch.testing.assert_close(states[1], again)
+    identity = torch.eye(6, dtype=torch.float64)
+    kept = identity - 1.6 * sum(dense(P)) / 4
+    left = kept @ torch.linalg.inv(kept + sum(p @ torch.linalg.inv(identity - p) for p in dense(P)) / 4)
+    first, *others = (run(FORMS["released"], 300, W, P, start).mean() for start in starts(W))
+    for start, other in zip(starts(W)[1:], others, strict=True):
+        torch.testing.assert_close(other - first, (start - average(W)) @ left, rtol=1e-5, atol=1e-6)
+
+
+def start_of(uploads: list[Upload], **options: object) -> maecho.Merged:
+    return maecho.aggregate(uploads, "ma-echo", steps=0, form="printed", **options)
+
+
+def test_a_start_is_the_client_or_noise_of_the_seed_as_large_as_the_average() -> None:
+    uploads = clients(3, torch.float64)
+    torch.testing.assert_close(start_of(uploads, start="client-1")["0.weight"], uploads[1].weights["0.weight"])
+    mean = average([uploads[0].layers[0].matrix(u.weights) for u in uploads])
+    for seed in (0, 1, 7):
+        noise = torch.randn(mean.shape, generator=rng(seed), dtype=torch.float64)
+        merged = start_of(uploads, start="random", seed=seed)
+        expected = noise * mean.square().mean().sqrt()
+        torch.testing.assert_close(uploads[0].layers[0].matrix(merged), expected)
     with pytest.raises(ValueError, match="start must be average, random or the name of a client, got 'client-9'"):
         maecho.aggregate(uploads, "ma-echo", start="client-9")
 
