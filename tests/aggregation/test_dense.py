@@ -173,6 +173,42 @@ def test_divergence_by_hand() -> None:
     torch.testing.assert_close(divergence(2 * p.log(), 2 * q.log(), temperature=2)[0], 4 * expected)
 
 
+def test_the_generator_seeks_inputs_on_which_student_and_teacher_differ() -> None:
+    """Stage 1 lowers the boundary-support loss: inputs end where the two decide differently, the more it weighs."""
+    student, client = (nn.Sequential(nn.Linear(4, 3)) for _ in range(2))
+    with torch.no_grad():
+        for seed, model in enumerate((student, client)):
+            for p in model.parameters():
+                p.copy_(torch.randn(p.shape, generator=rng(seed)))
+    teachers, found = Teachers([client]), []
+    for weight in (0.0, 10.0):
+        method, draw = DENSE(generator_steps=60, batch_size=64, boundary=weight), rng()
+        generator = Generator((4,), 4, nn.Tanh(), draw)
+        x = method._synthesise(generator, student, teachers, draw)
+        with torch.no_grad():
+            found.append(float(boundary_support(teachers(x)[0], student(x))))
+    assert found[1] < 1.25 * found[0] < 0, found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0, 20.0])
+def test_one_step_of_the_student_by_hand(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    """All inputs are one x, so that every batch has the gradient T (q − p) xᵀ with p and q at temperature T."""
+    draw = rng(3)
+    x = torch.randn(1, 4, generator=draw)
+    student, client = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+    with torch.no_grad():
+        for model in (student, client):
+            model.weight.copy_(torch.randn(3, 4, generator=draw))
+    q, p = ((model(x)[0] / temperature).softmax(0).detach() for model in (student, client))
+    before = student.weight.detach().clone()
+    gradient = temperature * torch.outer(q - p, x[0])
+    assert 0.1 < float(gradient.norm()) < dense.LARGEST_GRADIENT
+    monkeypatch.setattr(DENSE, "_synthesise", lambda *_: x.repeat(8, 1))
+    method = DENSE(epochs=1, student_steps=1, batch_size=8, learning_rate=0.1, temperature=temperature)
+    method._train(student, Teachers([client]), (4,), nn.Identity())
+    torch.testing.assert_close(student.weight.detach(), before - 0.1 * gradient)
+
+
 def test_the_teachers_are_the_ensemble() -> None:
     models = [small_network(i) for i in range(3)]
     x = torch.randn(6, 12, generator=rng())

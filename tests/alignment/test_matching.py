@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +87,29 @@ def test_soft_statistics_are_those_of_the_mixed_inputs() -> None:
     assert maecho.aggregate(uploads, "ot", transport="sinkhorn", model=network()).recipe["clients"] == 2
 
 
+def test_soft_grams_and_projectors_move_as_their_inputs_do() -> None:
+    """x becomes M x, so G becomes M G Mᵀ and P becomes M P Mᵀ, where M is read off the weights: W becomes M W before
+    the neurons, and W Mᵀ after them. The bias, the last input, stays."""
+    uploads = [
+        maecho.make_upload(network(i, torch.float64), batches(i, dtype=torch.float64), f"c{i}", rank=None)
+        for i in range(2)
+    ]
+    before = uploads[1]
+    after = Alignment(transport="sinkhorn", reference="c0").align(uploads)[1]
+    left = torch.eye(12, dtype=torch.float64)  # the inputs of the network keep their order
+    for layer, following in (("0", "2"), ("2", "4")):
+        W = before.weights[f"{layer}.weight"] @ left.T
+        M = after.weights[f"{layer}.weight"] @ torch.linalg.pinv(W)
+        assert float((M.max(1).values - 1).abs().max()) > 0.02, "the map must mix neurons"
+        torch.testing.assert_close(M.sum(1), torch.ones(len(M), dtype=torch.float64), rtol=1e-4, atol=1e-4)
+        both = torch.block_diag(M, torch.ones(1, 1, dtype=torch.float64))
+        for kind in ("gram", "projector"):
+            old, new = (u.statistics[kind][following].dense()[0] for u in (before, after))
+            torch.testing.assert_close(new, both @ old @ both.T)
+            assert float((new - old).norm() / old.norm()) > 0.05, "the map must change something"
+        left = M
+
+
 def test_the_reference_is_a_choice() -> None:
     model, _, uploads = permuted_copies("mlp")
     for name in ("client-0", "client-2"):
@@ -106,6 +133,157 @@ def test_assign_finds_shared_and_separate_neurons() -> None:
     assert len(set(found[0]) | set(found[1])) == 7
     capped = assign(neurons, 5.0, 0.5, 7.0, most=5)
     assert len(set(capped[0]) | set(capped[1])) == 5
+
+
+def gain(v: np.ndarray, others: np.ndarray, clients: int, k: int, sigma0: float, sigma: float, gamma: float) -> float:
+    """What giving v to a global neuron made of `others` gains, as the module's docstring has it; without others it is
+    the k-th new one."""
+
+    def square(members: np.ndarray) -> float:
+        return float(((members.sum(0) / sigma**2) ** 2).sum() / (1 / sigma0**2 + len(members) / sigma**2))
+
+    m = len(others)
+    if m == clients:
+        raise ValueError("a global neuron must have room for one more client")
+    popularity = 2 * np.log(m / (clients - m)) if m else 2 * np.log(gamma / clients) - 2 * np.log(k)
+    return square(np.vstack([others, v[None]])) - (square(others) if m else 0.0) + popularity
+
+
+def best(
+    own: np.ndarray, members: Sequence[np.ndarray], clients: int, most: int, *prior: float
+) -> tuple[float, tuple[int, ...]]:
+    """The assignment of a client's neurons that gains most, found among all; new global neurons come last."""
+    new = min(len(own), max(0, most - len(members)))
+    table = [
+        [gain(v, one, clients, 0, *prior) for one in members]
+        + [gain(v, np.zeros((0, len(v))), clients, k + 1, *prior) for k in range(new)]
+        for v in own
+    ]
+    choices = itertools.permutations(range(len(members) + new), len(own))
+    return max((sum(row[c] for row, c in zip(table, chosen, strict=True)), chosen) for chosen in choices)
+
+
+def as_sets(found: Sequence[Sequence[int]]) -> set[frozenset[tuple[int, int]]]:
+    """Which neurons of which clients share a global one, however the global ones are numbered."""
+    return {
+        frozenset((j, v) for j, own in enumerate(found) for v, i in enumerate(own) if i == label)
+        for label in {int(i) for own in found for i in own}
+    }
+
+
+def by_brute_force(
+    neurons: Sequence[np.ndarray], sigma0: float, sigma: float, gamma: float, most: int, sweeps: int = 10
+) -> list[list[int]]:
+    """Clients take turns, each with the best of all assignments, until nothing changes."""
+    found: list[list[int]] = []
+    for sweep in range(sweeps):
+        before = as_sets(found)
+        for j, own in enumerate(neurons):
+            rest = {i: f for i, f in enumerate(found) if i != j}
+            labels = sorted({label for f in rest.values() for label in f})
+            members = [np.array([neurons[i][f.index(x)] for i, f in rest.items() if x in f]) for x in labels]
+            _, chosen = best(own, members, len(neurons), most, sigma0, sigma, gamma)
+            fresh = iter(range(max(labels, default=-1) + 1, 1000))
+            found[j : j + 1] = [[labels[c] if c < len(labels) else next(fresh) for c in chosen]]
+        if sweep and as_sets(found) == before:
+            break
+    return found
+
+
+PRIORS = {
+    "few neurons": (1.0, 1.0, 0.5),
+    "as by default": (1.0, 1.0, 7.0),
+    "many neurons": (1.0, 0.5, 50.0),
+    "wide": (3.0, 1.0, 7.0),
+}
+
+
+@pytest.mark.parametrize("most", [3, 6])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_assign_takes_the_best_of_all_assignments(prior: str, most: int) -> None:
+    """Three clients of two or three neurons each, which come from three: every turn by brute force over all that can
+    be chosen, with the gains of the module's docstring, ends in the same."""
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        truth = draw.normal(size=(3, 2))
+        sizes = [3 - (seed + j) % 2 for j in range(3)]
+        neurons = [truth[draw.permutation(3)][:size] + 0.5 * draw.normal(size=(size, 2)) for size in sizes]
+        found = assign(neurons, *PRIORS[prior], most=most)
+        assert as_sets(found) == as_sets(by_brute_force(neurons, *PRIORS[prior], most)), seed
+
+
+def test_a_second_turn_corrects_the_first() -> None:
+    """The first clients choose before they know the others' neurons. A later turn knows them."""
+    changed = 0
+    for seed in range(30):
+        neurons = list(np.random.default_rng(seed).normal(size=(4, 2, 2)))
+        once, ended = (as_sets(by_brute_force(neurons, 1.0, 1.0, 1.0, 8, sweeps)) for sweeps in (1, 10))
+        changed += once != ended
+        assert as_sets(assign(neurons, 1.0, 1.0, 1.0, 8)) == ended, seed
+    assert changed >= 5
+
+
+def single(*values: float) -> list[np.ndarray]:
+    return [np.array([[value]]) for value in values]
+
+
+def test_gamma_decides_when_a_neuron_is_new() -> None:
+    """Two clients, σ = σ0 = 1: with the other's neuron 2, the neuron 1 gains (2 + 1)²/3 − 2²/2 = 1 and loses nothing
+    by popularity, 2 log(1/1) = 0; as a new one it gains 1²/2 + 2 log(γ/2). They meet at γ = 2 e^(1/4)."""
+    border = 2 * np.exp(0.25)
+    for gamma, widths in ((border * 0.99, 1), (border * 1.01, 2)):
+        assert len(as_sets(assign(single(2.0, 1.0), 1.0, 1.0, gamma, most=2))) == widths
+
+
+def test_popularity_decides_too() -> None:
+    """As above with a third client, whose neuron is far from both. A neuron that one of the other two has is less
+    popular than not, which costs 2 log(1/2): they meet at 1 − 2 log 2 = 1/2 + 2 log(γ/3), so γ = 3/2 e^(1/4)."""
+    border = 1.5 * np.exp(0.25)
+    for gamma, widths in ((border * 0.99, 2), (border * 1.01, 3)):
+        assert len(as_sets(assign(single(2.0, 1.0, -6.0), 1.0, 1.0, gamma, most=3))) == widths
+
+
+@pytest.mark.parametrize("name", ["pfnm", "fedma"])
+def test_neurons_are_measured_by_their_spread(name: str) -> None:
+    """The same neurons in other units are assigned in the same way: the priors are in units of their spread."""
+    models = [mlp((6, 4, 3)) for _ in range(3)]
+    for i, model in enumerate(models):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.randn(p.shape, generator=rng(i)))
+    found = {}
+    for unit in (1e-3, 1.0, 1e3):
+        uploads = []
+        for i, model in enumerate(models):
+            scaled = copy.deepcopy(model)
+            with torch.no_grad():
+                for p in scaled.parameters():
+                    p.mul_(unit)
+            uploads.append(maecho.make_upload(scaled, [torch.ones(2, 6)], f"c{i}"))
+        found[unit] = maecho.aggregate(uploads, name, model=models[0], growth=3.0, gamma=2.0)
+    assert 4 < found[1.0].widths["fc1"] < 12
+    for unit in (1e-3, 1e3):
+        assert found[unit].widths == found[1.0].widths
+        for key, tensor in found[1.0].items():
+            torch.testing.assert_close(found[unit][key], unit * tensor)
+
+
+@pytest.mark.parametrize("name", ["pfnm", "fedma"])
+def test_the_options_of_matching_reach_it(name: str) -> None:
+    models = [network(i) for i in range(3)]
+    uploads = [maecho.make_upload(model, batches(), f"c{i}") for i, model in enumerate(models)]
+    widths = {
+        label: maecho.aggregate(uploads, name, growth=3.0, **options).widths["0"]
+        for label, options in {
+            "plain": {},
+            "large gamma": {"gamma": 1e6},
+            "small gamma": {"gamma": 1e-6},
+            "small sigma": {"sigma": 0.1},
+            "small sigma0": {"sigma0": 0.1, "sigma": 1.0, "gamma": 1e-2},
+        }.items()
+    }
+    assert widths["small gamma"] == widths["small sigma0"] == 9
+    assert widths["large gamma"] == widths["small sigma"] == 27
 
 
 def test_pfnm_grows_and_the_model_can_be_built() -> None:
