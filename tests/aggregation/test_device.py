@@ -32,7 +32,7 @@ def merge(name: str, uploads: list[maecho.Upload] | list[Path], device: str | No
 
 
 CHAIN = 1e-4
-"""What echo-chain may differ by: its solves amplify round-off. Float32's at the inputs moves it by 1e-6 (below)."""
+"""What echo-chain may differ by: its solves amplify round-off. Float32's at the inputs moves it by 4e-6 (below)."""
 
 
 def agree(name: str, one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -89,17 +89,21 @@ def test_soft_statistics_are_those_of_the_mixed_inputs() -> None:
 
 def test_soft_grams_and_projectors_move_as_their_inputs_do() -> None:
     """x becomes M x, so G becomes M G Mᵀ and P becomes M P Mᵀ, where M is read off the weights: W becomes M W before
-    the neurons, and W Mᵀ after them. The bias, the last input, stays."""
+    the neurons, and W Mᵀ after them. It is the transport from the own neurons to those of the reference. The bias, the last input, stays."""
     uploads = [
         maecho.make_upload(network(i, torch.float64), batches(i, dtype=torch.float64), f"c{i}", rank=None)
         for i in range(2)
     ]
-    before = uploads[1]
-    after = Alignment(transport="sinkhorn", reference="c0").align(uploads)[1]
+    reference, before = uploads
+    alignment = Alignment(transport="sinkhorn", reference="c0")
+    after = alignment.align(uploads)[1]
     left = torch.eye(12, dtype=torch.float64)  # the inputs of the network keep their order
     for layer, following in (("0", "2"), ("2", "4")):
         W = before.weights[f"{layer}.weight"] @ left.T
         M = after.weights[f"{layer}.weight"] @ torch.linalg.pinv(W)
+        own = torch.cat([W, before.weights[f"{layer}.bias"][:, None]], 1)
+        theirs = torch.cat([reference.weights[f"{layer}.weight"], reference.weights[f"{layer}.bias"][:, None]], 1)
+        torch.testing.assert_close(M, alignment._match(torch.cdist(own, theirs)))
         assert float((M.max(1).values - 1).abs().max()) > 0.02, "the map must mix neurons"
         torch.testing.assert_close(M.sum(1), torch.ones(len(M), dtype=torch.float64), rtol=1e-4, atol=1e-4)
         both = torch.block_diag(M, torch.ones(1, 1, dtype=torch.float64))
@@ -275,15 +279,16 @@ def test_the_options_of_matching_reach_it(name: str) -> None:
     widths = {
         label: maecho.aggregate(uploads, name, growth=3.0, **options).widths["0"]
         for label, options in {
-            "plain": {},
+            "as by default": {},
+            "large sigma0": {"sigma0": 10.0},
             "large gamma": {"gamma": 1e6},
             "small gamma": {"gamma": 1e-6},
             "small sigma": {"sigma": 0.1},
-            "small sigma0": {"sigma0": 0.1, "sigma": 1.0, "gamma": 1e-2},
         }.items()
     }
-    assert widths["small gamma"] == widths["small sigma0"] == 9
-    assert widths["large gamma"] == widths["small sigma"] == 27
+    assert 9 < widths.pop("as by default") < 27
+    assert widths.pop("small gamma") == 9
+    assert widths == {"large sigma0": 27, "large gamma": 27, "small sigma": 27}
 
 
 def test_pfnm_grows_and_the_model_can_be_built() -> None:
