@@ -89,7 +89,8 @@ def test_soft_statistics_are_those_of_the_mixed_inputs() -> None:
 
 def test_soft_grams_and_projectors_move_as_their_inputs_do() -> None:
     """x becomes M x, so G becomes M G Mᵀ and P becomes M P Mᵀ, where M is read off the weights: W becomes M W before
-    the neurons, and W Mᵀ after them. It is the transport from the own neurons to those of the reference. The bias, the last input, stays."""
+    the neurons, and W Mᵀ after them. M is the transport from the own neurons to those of the reference. The bias, the
+    last input, stays."""
     uploads = [
         maecho.make_upload(network(i, torch.float64), batches(i, dtype=torch.float64), f"c{i}", rank=None)
         for i in range(2)
