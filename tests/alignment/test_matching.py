@@ -241,8 +241,8 @@ def test_gamma_decides_when_a_neuron_is_new() -> None:
 
 
 def test_popularity_decides_too() -> None:
-    """As above with a third client, whose neuron is far from both. A neuron that one of the other two has is less
-    popular than not, which costs 2 log(1/2): they meet at 1 − 2 log 2 = 1/2 + 2 log(γ/3), so γ = 3/2 e^(1/4)."""
+    """As above with a third client, whose neuron is far from both. Only one of the two other clients has the common
+    neuron, which costs 2 log(1/2): they meet at 1 − 2 log 2 = 1/2 + 2 log(γ/3), so γ = 3/2 e^(1/4)."""
     border = 1.5 * np.exp(0.25)
     for gamma, widths in ((border * 0.99, 2), (border * 1.01, 3)):
         assert len(as_sets(assign(single(2.0, 1.0, -6.0), 1.0, 1.0, gamma, most=3))) == widths
