@@ -50,7 +50,9 @@ def main() -> None:
         importlib.import_module(module)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
-        run = Run(Project(chosen.root.resolve(), chosen.name), chosen.package, results / f"{chosen.package}.json", chosen)
+        run = Run(
+            Project(chosen.root.resolve(), chosen.name), chosen.package, results / f"{chosen.package}.json", chosen
+        )
         for number in range(chosen.jobs):
             run.workers.append(Worker(run.project, folder / str(number)))
             stack.callback(run.workers[-1].close)

@@ -229,7 +229,7 @@ class _Finder(ast.NodeVisitor):
         for child in (node.func, *node.args):
             self.visit(child)
         for keyword in node.keywords:
-            if keyword.arg not in DIMENSIONS or _integer(keyword.value) is None:
+            if keyword.arg != "repr" and (keyword.arg not in DIMENSIONS or _integer(keyword.value) is None):
                 self.visit(keyword.value)
 
 
