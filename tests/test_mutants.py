@@ -40,7 +40,12 @@ def count(n):
         i += 1
     return i
 '''
-OWN = "from toy.room.sums import count, total\n\n\ndef test_it():\n    assert total([1, 2]) == 3\n    assert count(2) == 2\n"
+OWN = """from toy.room.sums import count, total
+
+def test_it():
+    assert total([1, 2]) == 3
+    assert count(2) == 2
+"""
 OTHER = "from toy.room import sums\n\n\ndef test_it():\n    assert sums.unseen(2) == 6\n"
 
 
@@ -64,8 +69,9 @@ def changes(line: str) -> set[str]:
         ("not a", {"(a)"}),
         ("-a", {"(a)"}),
         ("x = [0, 1, 5, 0.5, 0.0, True]",
-         {f"x = [{new}]" for new in ("1, 1, 5, 0.5, 0.0, True", "0, 0, 5, 0.5, 0.0, True", "0, 1, (5 + 1), 0.5, 0.0, True",
-                                     "0, 1, 5, (0.5 * 10), 0.0, True", "0, 1, 5, 0.5, 1.0, True",
+         {f"x = [{new}]" for new in ("1, 1, 5, 0.5, 0.0, True", "0, 0, 5, 0.5, 0.0, True",
+                                     "0, 1, (5 + 1), 0.5, 0.0, True", "0, 1, 5, (0.5 * 10), 0.0, True",
+                                     "0, 1, 5, 0.5, 1.0, True",
                                      "0, 1, 5, 0.5, 0.0, False")}),
         ("x = a if b else c", {"x = a if (not (b)) else c"}),
         ("x = a if b == c else d", {"x = a if b != c else d"}),
@@ -75,7 +81,7 @@ def changes(line: str) -> set[str]:
         ("x = y.sum(dim=-1)", {"x = y.mean(dim=-1)", "x = y.sum(dim=-2)"}),
         ("x = max(y)", {"x = min(y)"}),
         ("x = sum(y)", set()),
-        ("def f(a: Literal[1], b: int = 7) -> Literal[2]: ...", {"def f(a: Literal[1], b: int = (7 + 1)) -> Literal[2]: ..."}),
+        ("def f(a: L[1], b: int = 7) -> L[2]: ...", {"def f(a: L[1], b: int = (7 + 1)) -> L[2]: ..."}),
         ("rate: Annotated[float, 2] = 1.5", {"rate: Annotated[float, 2] = (1.5 * 10)"}),
         ("def __repr__(self): return 1 + 1", set()),
         ("raise ValueError(1 + 1)", set()),
@@ -177,10 +183,19 @@ def test_a_mutant_that_breaks_a_test_is_killed(toy: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_mutant_that_never_ends_is_stopped(toy: Path) -> None:
+    done = run(toy, "--reach", "room", "--patience", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert ("timed out", "tests/room/test_sums.py") in outcomes(toy, "count")
+    assert ("survived", "") not in outcomes(toy, "count")
+
+
+@pytest.mark.slow
 def test_killed_in_the_middle_it_leaves_the_source_alone(toy: Path) -> None:
-    """Some mutants of `count` never end, so the run is killed while one is being tested."""
     before = {path: path.read_bytes() for path in toy.rglob("*.py")}
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    scratch = toy / ".scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(scratch)}
     arguments = command(toy, "--reach", "room", "--jobs", "1")
     process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -188,7 +203,8 @@ def test_killed_in_the_middle_it_leaves_the_source_alone(toy: Path) -> None:
     time.sleep(0.3)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
-    assert {path: path.read_bytes() for path in toy.rglob("*.py")} == before
+    assert any(scratch.iterdir()), "the run had ended"
+    assert {path: path.read_bytes() for path in before} == before
     assert results(toy)
 
 

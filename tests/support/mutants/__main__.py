@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reach", choices=("room", "all"), default="all", help="room: only the package's own tests")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--patience", type=float, default=20, help="seconds for any test, beside five times its usual")
     parser.add_argument("--again", action="store_true", help="test the survivors of earlier runs again")
     parser.add_argument("--root", type=Path, default=ROOT)
     parser.add_argument("--name", default="maecho")
@@ -50,11 +51,10 @@ def main() -> None:
         importlib.import_module(module)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
-        run = Run(
-            Project(chosen.root.resolve(), chosen.name), chosen.package, results / f"{chosen.package}.json", chosen
-        )
+        project = Project(chosen.root.resolve(), chosen.name)
+        run = Run(project, chosen.package, results / f"{chosen.package}.json", chosen)
         for number in range(chosen.jobs):
-            run.workers.append(Worker(run.project, folder / str(number)))
+            run.workers.append(Worker(project, folder / str(number), chosen.patience))
             stack.callback(run.workers[-1].close)
         run.room()
         if chosen.reach == "all":

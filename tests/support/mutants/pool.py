@@ -6,6 +6,7 @@ Every worker has a copy of the tree. Mutants are written into the copies, never 
 from __future__ import annotations
 
 import compileall
+import contextlib
 import ctypes
 import json
 import os
@@ -24,8 +25,10 @@ import pytest
 from support.mutants.project import LEFT_OUT, Project
 
 PAUSE = 0.05
-SLACK = 20.0
-"""Seconds that any test may take, beside five times what it took without a mutant."""
+SLOWER = 5
+"""A test may take this many times what it took without a mutant, and the worker's patience beside it."""
+LOADING = 60
+"""Seconds until the first test begins."""
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
@@ -79,7 +82,8 @@ class _Watch:
 class Worker:
     """One copy of the tree, and at most one process that tests it."""
 
-    def __init__(self, project: Project, folder: Path) -> None:
+    def __init__(self, project: Project, folder: Path, patience: float) -> None:
+        self.patience = patience
         self.project, self.tree, self.notes = project, folder / "tree", folder / "notes"
         self.task: Task | None = None
         shutil.copytree(project.root, self.tree, ignore=LEFT_OUT)
@@ -107,8 +111,9 @@ class Worker:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if not pid:
             seen = self.notes / "running"
-            since = time.time() - seen.stat().st_mtime if seen.exists() else time.monotonic() - self.began - SLACK
-            if not (late := since > SLACK + 5 * known.get(running, 0.0)):
+            since = time.time() - seen.stat().st_mtime if seen.exists() else time.monotonic() - self.began - LOADING
+            # Without a mutant tests may take as long as they like.
+            if not (late := bool(self.task.file) and since > self.patience + SLOWER * known.get(running, 0.0)):
                 return None
         self._end(reap=not pid)
         failed = self.notes / "failed"
@@ -129,11 +134,11 @@ class Worker:
 
     def _end(self, *, reap: bool) -> None:
         """End the process and all that it started."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         if reap:
+            # It has no group of its own in its first moment.
+            os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "shared", "maecho-*", "dist")
-READ_SOURCES = {"tests/test_house.py"}
+READ_SOURCES = {"tests/test_house.py", "tests/test_mutants.py"}
 """Tests that read how the source is written. They would not notice what it does."""
 BESIDE = "root"
 """The name here of the modules that stand beside the packages."""
@@ -68,7 +68,7 @@ class Project:
                     here = [f"{node.module}.{alias.name}" for alias in node.names]
                     if file == front:
                         homes |= {f"{self.name}.{alias.name}": str(node.module) for alias in node.names}
-                    wanted = [homes[name] if name in homes else name for name in here]
+                    wanted = [homes.get(name, name) for name in here]
                     if node.module != self.name:
                         wanted.append(str(node.module))
                 else:
