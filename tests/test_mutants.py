@@ -196,7 +196,7 @@ def test_killed_in_the_middle_it_leaves_the_source_alone(toy: Path) -> None:
     scratch = toy / ".scratch"
     scratch.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(scratch)}
-    arguments = command(toy, "--reach", "room", "--jobs", "1")
+    arguments = command(toy, "--reach", "room", "--jobs", "1", "--patience", "1")
     process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline()
@@ -224,3 +224,24 @@ def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
     page.write_text("nothing")
     with pytest.raises(SystemExit, match="one place for the table expected, 0 found"):
         report.write(page, tmp_path)
+
+
+@pytest.mark.slow
+def test_only_tests_that_run_the_function_are_asked(toy: Path) -> None:
+    """`unseen` is entered by one file, so another that fails for every mutant is not asked about it."""
+    (toy / "tests/other/test_total.py").write_text(
+        "from pathlib import Path\nfrom toy.room import sums\n\n\ndef test_it():\n    sums.total([1])\n"
+        "    assert 'value * 3' in Path(sums.__file__).read_text()\n"
+    )
+    (toy / "tests/other/test_other.py").write_text(
+        "from toy.room import sums\n\n\ndef test_it():\n    sums.unseen(2)\n"
+    )
+    (toy / "src/toy/room/sums.py").write_text(SOURCE[: SOURCE.index("def count")])
+    (toy / "tests/room/test_sums.py").unlink()
+    run(toy)
+    assert outcomes(toy, "unseen") == {("survived", "")}
+    assert {test for _, test in outcomes(toy, "total")} == {""}
+    usual = json.loads((toy / ".mutants.json").read_text())["usual"]
+    # The first line of a module counts too: it is entered when it is imported.
+    assert usual["tests/other/test_total.py"]["entered"]["src/toy/room/sums.py"] == [1, 3]
+    assert usual["tests/other/test_other.py"]["entered"]["src/toy/room/sums.py"] == [1, 9]

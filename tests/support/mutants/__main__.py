@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import tempfile
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -84,6 +83,7 @@ class Run:
             if result["name"] in names and result["source"] == digests[result["file"]]
             if not (chosen.again and result["outcome"] == "survived")
         }
+        self.usual: dict[str, Any] = {}
         self.known: dict[str, float] = {}
 
     def room(self) -> None:
@@ -106,26 +106,36 @@ class Run:
         return mutant.file, mutant.apply(self.sources[mutant.file])
 
     def _test(self, tasks: list[Task], reach: str) -> None:
-        # First without a mutant: tests must pass, and this is how long they take. Quick files come first from then on.
-        files = sorted({test for task in tasks for test in task.tests})
-        seconds = Counter[str]()
-        for outcome in work(self.workers, [Task(i, [file]) for i, file in enumerate(files)], {}):
-            if outcome.outcome != "survived":
-                raise SystemExit(f"{files[outcome.key]} fails without a mutant: {outcome.by}\n{outcome.log}")
-            self.known |= outcome.durations
-            seconds[files[outcome.key]] = round(sum(outcome.durations.values()))
-        untested = [task for task in tasks if not task.tests]
-        for task in untested:
-            self._record(task.key, reach, "survived", "", 0.0)
-        ordered = [
-            Task(task.key, sorted(task.tests, key=lambda file: seconds[file]), task.file, task.text)
-            for task in tasks
-            if task.tests
-        ]
-        for outcome in work(self.workers, ordered, self.known):
+        self._without_mutants({test for task in tasks for test in task.tests})
+        chosen = [Task(task.key, self._entering(task), task.file, task.text) for task in tasks]
+        for task in chosen:
+            if not task.tests:
+                self._record(task.key, reach, "survived", "", 0.0)
+        for outcome in work(self.workers, [task for task in chosen if task.tests], self.known):
             mutant = self.sample[outcome.key]
             self._record(outcome.key, reach, outcome.outcome, outcome.by, outcome.seconds)
             print(f"{outcome.outcome:10} {outcome.seconds:6.1f} s  {mutant.name}", flush=True)
+
+    def _without_mutants(self, files: set[str]) -> None:
+        """Tests must pass. This is how long they take, and these functions run in them; known until a file changes."""
+        cache, digest = self.project.root / ".mutants.json", self.project.digest()
+        kept = json.loads(cache.read_text()) if cache.exists() else {}
+        self.usual = kept["usual"] if kept.get("digest") == digest else {}
+        missing = sorted(files - self.usual.keys())
+        for outcome in work(self.workers, [Task(i, [file]) for i, file in enumerate(missing)], {}):
+            file = missing[outcome.key]
+            if outcome.outcome != "survived":
+                raise SystemExit(f"{file} fails without a mutant: {outcome.by}\n{outcome.log}")
+            self.usual[file] = {"durations": outcome.durations, "entered": outcome.entered}
+            cache.write_text(json.dumps({"digest": digest, "usual": self.usual}))
+        self.known = {test: seconds for usual in self.usual.values() for test, seconds in usual["durations"].items()}
+
+    def _entering(self, task: Task) -> list[str]:
+        """The test files that run the mutant's function, the quickest first; outside of functions any in its file."""
+        function = self.sample[task.key].function
+        lines = {test: self.usual[test]["entered"].get(task.file, []) for test in task.tests}
+        entering = [test for test in task.tests if (function in lines[test] if function else lines[test])]
+        return sorted(entering, key=lambda test: sum(self.usual[test]["durations"].values()))
 
     def _record(self, i: int, reach: str, outcome: str, by: str, seconds: float) -> None:
         mutant = self.sample[i]

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -54,14 +55,25 @@ class Outcome:
     """The test that failed or did not end."""
     seconds: float
     durations: dict[str, float] = field(default_factory=dict)
+    entered: dict[str, list[int]] = field(default_factory=dict)
+    """Of a task without a mutant: the functions that ran, by file and first line."""
     log: str = ""
 
 
 class _Watch:
     """Writes down which test runs, which one failed, and how long each took."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sources: Path | None) -> None:
         self.folder, self.durations = folder, dict[str, float]()
+        self.prefix, self.entered = f"{sources}{os.sep}", dict[str, set[int]]()
+        if sources:
+            sys.settrace(self._enter)
+
+    def _enter(self, frame: FrameType, event: str, argument: object) -> None:
+        """Called once for each call of a function. It asks for no more, so lines are not traced."""
+        code = frame.f_code
+        if code.co_filename.startswith(self.prefix):
+            self.entered.setdefault(f"src/{code.co_filename.removeprefix(self.prefix)}", set()).add(code.co_firstlineno)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         (self.folder / "running").write_text(nodeid)
@@ -76,7 +88,9 @@ class _Watch:
             (self.folder / "failed").write_text(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        (self.folder / "durations").write_text(json.dumps(self.durations))
+        sys.settrace(None)
+        entered = {file: sorted(lines) for file, lines in self.entered.items()}
+        (self.folder / "seen").write_text(json.dumps([self.durations, entered]))
 
 
 class Worker:
@@ -100,7 +114,7 @@ class Worker:
         self.pid = os.fork()
         if not self.pid:
             try:
-                _test(self.tree, self.notes, task.tests)
+                _test(self.tree, self.notes, task)
             finally:
                 os._exit(99)
 
@@ -110,8 +124,8 @@ class Worker:
         running, late = self._running(), False
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if not pid:
-            seen = self.notes / "running"
-            since = time.time() - seen.stat().st_mtime if seen.exists() else time.monotonic() - self.began - LOADING
+            note = self.notes / "running"
+            since = time.time() - note.stat().st_mtime if note.exists() else time.monotonic() - self.began - LOADING
             # Without a mutant tests may take as long as they like.
             if not (late := bool(self.task.file) and since > self.patience + SLOWER * known.get(running, 0.0)):
                 return None
@@ -120,13 +134,13 @@ class Worker:
         code = os.waitstatus_to_exitcode(status) if pid else 0
         outcome = "timed out" if late else "killed" if code else "survived"
         by = failed.read_text() if failed.exists() else running if late or code else ""
-        written = self.notes / "durations"
-        durations = json.loads(written.read_text()) if written.exists() else {}
+        written = self.notes / "seen"
+        seen = json.loads(written.read_text()) if written.exists() else ({}, {})
         log = (self.notes / "log").read_text(errors="replace") if code else ""
         task, self.task = self.task, None
         if task.file:
             shutil.copyfile(self.project.root / task.file, self.tree / task.file)
-        return Outcome(task.key, outcome, by, round(time.monotonic() - self.began, 1), durations, log[-3000:])
+        return Outcome(task.key, outcome, by, round(time.monotonic() - self.began, 1), *seen, log[-3000:])
 
     def _running(self) -> str:
         seen = self.notes / "running"
@@ -158,7 +172,7 @@ def work(workers: Sequence[Worker], tasks: Sequence[Task], known: dict[str, floa
         time.sleep(PAUSE)
 
 
-def _test(tree: Path, notes: Path, tests: Sequence[str]) -> None:
+def _test(tree: Path, notes: Path, task: Task) -> None:
     """Run pytest in this forked process, and end it."""
     os.setsid()
     if sys.platform == "linux":
@@ -173,6 +187,7 @@ def _test(tree: Path, notes: Path, tests: Sequence[str]) -> None:
     here = Path(__file__).resolve().parents[2]
     sys.path[:] = [str(tree / "src"), *(place for place in sys.path if Path(place or ".").resolve() != here)]
     options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    code = pytest.main([*options, *tests], plugins=[_Watch(notes)])
+    watch = _Watch(notes, None if task.file else tree / "src")
+    code = pytest.main([*options, *task.tests], plugins=[watch])
     sys.stdout.flush()
     os._exit(int(code))

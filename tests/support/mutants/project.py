@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,11 @@ class Project:
         others = {p.relative_to(self.root).as_posix() for p in (self.root / "tests").rglob("test_*.py")}
         others -= READ_SOURCES | set(self.own_tests(package))
         return sorted(test for test in others if file in self._reached(test))
+
+    def digest(self) -> str:
+        """Changes with any Python file of the tree."""
+        files = sorted(path for top in ("src", "tests") for path in (self.root / top).rglob("*.py"))
+        return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
     def _reached(self, start: str) -> set[str]:
         found, waiting = {start}, [start]

@@ -47,6 +47,8 @@ class Mutant:
     after: str
     number: int
     """Counts equal changes in one scope."""
+    function: int = 0
+    """The first line of the function that it is in, decorators included; 0 outside of functions."""
 
     @property
     def name(self) -> str:
@@ -89,6 +91,7 @@ class _Finder(ast.NodeVisitor):
         for line in self.raw.splitlines(keepends=True):
             self.lines.append(self.lines[-1] + len(line))
         self.scope: list[str] = []
+        self.functions = [0]
         self.found: list[Mutant] = []
         self.counts = Counter[tuple[str, str, str, str]]()
 
@@ -107,7 +110,7 @@ class _Finder(ast.NodeVisitor):
         before, scope = self.raw[start:end].decode(), ".".join(self.scope)
         self.counts[scope, kind, before, after] += 1
         number, line = self.counts[scope, kind, before, after], self.raw[:start].count(b"\n") + 1
-        self.found.append(Mutant(self.file, scope, kind, line, start, end, before, after, number))
+        self.found.append(Mutant(self.file, scope, kind, line, start, end, before, after, number, self.functions[-1]))
 
     def replace(self, kind: str, node: ast.expr | ast.stmt, after: str) -> None:
         self.add(kind, self.start(node), self.end(node), after)
@@ -137,7 +140,11 @@ class _Finder(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if node.name not in UNSEEN:
             defaults = [d for d in (*node.args.defaults, *node.args.kw_defaults) if d is not None]
-            self.inside(node.name, [*defaults, *node.body])
+            for default in defaults:
+                self.inside(node.name, [default])
+            self.functions.append(min(line.lineno for line in (node, *node.decorator_list)))
+            self.inside(node.name, node.body)
+            self.functions.pop()
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.inside(node.name, node.body)
