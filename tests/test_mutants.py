@@ -244,4 +244,4 @@ def test_only_tests_that_run_the_function_are_asked(toy: Path) -> None:
     usual = json.loads((toy / ".mutants.json").read_text())["usual"]
     # The first line of a module counts too: it is entered when it is imported.
     assert usual["tests/other/test_total.py"]["entered"]["src/toy/room/sums.py"] == [1, 3]
-    assert usual["tests/other/test_other.py"]["entered"]["src/toy/room/sums.py"] == [1, 9]
+    assert usual["tests/other/test_other.py"]["entered"]["src/toy/room/sums.py"] == [1, 10]

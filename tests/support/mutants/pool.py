@@ -30,6 +30,10 @@ SLOWER = 5
 """A test may take this many times what it took without a mutant, and the worker's patience beside it."""
 LOADING = 60
 """Seconds until the first test begins."""
+WHOLE_EXPERIMENTS = "not first_cell and not every_config"
+"""Tests that run for minutes, and whose parts other tests look at."""
+NO_TESTS = 5
+"""pytest's exit code if nothing was chosen."""
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
@@ -132,6 +136,7 @@ class Worker:
         self._end(reap=not pid)
         failed = self.notes / "failed"
         code = os.waitstatus_to_exitcode(status) if pid else 0
+        code = 0 if code == NO_TESTS else code
         outcome = "timed out" if late else "killed" if code else "survived"
         by = failed.read_text() if failed.exists() else running if late or code else ""
         written = self.notes / "seen"
@@ -186,7 +191,7 @@ def _test(tree: Path, notes: Path, task: Task) -> None:
         del sys.modules[name]
     here = Path(__file__).resolve().parents[2]
     sys.path[:] = [str(tree / "src"), *(place for place in sys.path if Path(place or ".").resolve() != here)]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short", "-k", WHOLE_EXPERIMENTS]
     watch = _Watch(notes, None if task.file else tree / "src")
     code = pytest.main([*options, *task.tests], plugins=[watch])
     sys.stdout.flush()
