@@ -89,6 +89,7 @@ def changes(line: str) -> set[str]:
         ("x = f'{1 + 1}'", set()),
         ("@dataclass(frozen=True)\nclass A: ...", set()),
         ("x = field(repr=False)", set()),
+        ("x = zip(*y, strict=True)", set()),
         ('"""1 + 1"""', set()),
     ],
 )  # fmt: skip

@@ -29,6 +29,8 @@ METHODS = FUNCTIONS | {"sum": "mean", "mean": "sum"}
 TRANSPOSES = {"T", "mT"}
 DIMENSIONS = {"dim", "dim0", "dim1", "axis"}
 UNSEEN = {"__repr__", "__str__"}
+SILENT = {"repr", "strict"}
+"""Arguments by which nothing changes, or only once there is another error: `zip(..., strict=True)`."""
 UNORDERED = {"isinstance", "getattr", "hasattr", "cast"}
 """Calls whose swapped arguments say nothing: the type checker or the first call finds them."""
 
@@ -236,7 +238,7 @@ class _Finder(ast.NodeVisitor):
         for child in (node.func, *node.args):
             self.visit(child)
         for keyword in node.keywords:
-            if keyword.arg != "repr" and (keyword.arg not in DIMENSIONS or _integer(keyword.value) is None):
+            if keyword.arg not in SILENT and (keyword.arg not in DIMENSIONS or _integer(keyword.value) is None):
                 self.visit(keyword.value)
 
 
