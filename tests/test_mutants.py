@@ -246,3 +246,8 @@ def test_only_tests_that_run_the_function_are_asked(toy: Path) -> None:
     # The first line of a module counts too: it is entered when it is imported.
     assert usual["tests/other/test_total.py"]["entered"]["src/toy/room/sums.py"] == [1, 3]
     assert usual["tests/other/test_other.py"]["entered"]["src/toy/room/sums.py"] == [1, 10]
+
+
+def test_the_page_has_the_table_of_the_committed_results() -> None:
+    docs = TESTS.parent / "docs"
+    assert f"{report.BEGIN}\n{report.table(docs / 'mutants')}\n{report.END}" in (docs / "testing.md").read_text("utf-8")

@@ -88,6 +88,7 @@ class Run:
 
     def room(self) -> None:
         """Test what has no result with the package's own tests."""
+        self._save()
         tests = self.project.own_tests(self.package)
         open_ = [i for i, mutant in enumerate(self.sample) if mutant.name not in self.results]
         self._test([Task(i, tests, *self._mutated(i)) for i in open_], "room")
