@@ -145,7 +145,9 @@ class Worker:
         task, self.task = self.task, None
         if task.file:
             shutil.copyfile(self.project.root / task.file, self.tree / task.file)
-        return Outcome(task.key, outcome, by, round(time.monotonic() - self.began, 1), *seen, log[-3000:])
+        durations, entered = seen
+        took = round(time.monotonic() - self.began, 1)
+        return Outcome(task.key, outcome, by, took, durations, entered, log[-3000:])
 
     def _running(self) -> str:
         seen = self.notes / "running"

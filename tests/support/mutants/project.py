@@ -58,7 +58,7 @@ class Project:
     @cached_property
     def _imports(self) -> dict[str, set[str]]:
         """For every file the files that it imports, in `src` and in `tests`."""
-        names, homes = {}, {}
+        names, homes = dict[str, str](), dict[str, str]()
         for top in ("src", "tests"):
             for path in (self.root / top).rglob("*.py"):
                 parts = path.relative_to(self.root / top).with_suffix("").parts

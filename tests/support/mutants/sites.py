@@ -144,7 +144,7 @@ class _Finder(ast.NodeVisitor):
             defaults = [d for d in (*node.args.defaults, *node.args.kw_defaults) if d is not None]
             for default in defaults:
                 self.inside(node.name, [default])
-            self.functions.append(min(line.lineno for line in (node, *node.decorator_list)))
+            self.functions.append(min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]))
             self.inside(node.name, node.body)
             self.functions.pop()
 
