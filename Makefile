@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs fuzz benchmark clean
+.PHONY: demo test lint types unit docs fuzz mutants mutants-table benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/maecho demo
@@ -27,6 +27,18 @@ docs: $(VENV)/.installed
 # 20,000 bad files, 20,000 flipped bits, 300 killed writers; prints what came of them, and fails if one was wrong.
 fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m support.fuzz
+
+# Small errors in one package, and whether tests notice: make mutants PACKAGE=linalg SAMPLE=50 REACH=room
+PACKAGE ?= linalg
+SAMPLE ?= 50
+REACH ?= all
+JOBS ?= 2
+mutants: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m support.mutants $(PACKAGE) --sample $(SAMPLE) --reach $(REACH) --jobs $(JOBS)
+
+# The table in docs/testing.md, from docs/mutants.
+mutants-table: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m support.mutants --table docs/testing.md
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/ma_echo.py

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from maecho import InputError, UploadError, schema
+from maecho import InputError, UploadError, names, schema
 from maecho.errors import LONGEST, one_line, printable
 from support.tiny import refused, upload
 
@@ -24,6 +24,20 @@ def test_names_are_printable_and_short_at_birth(name: str) -> None:
         replace(one, aliases={name: "0.weight"})
     with refused("ann: a neuron space must have a name"):
         replace(one, spaces=(replace(one.spaces[0], name=name),))  # type: ignore[index]
+
+
+def test_the_empty_name_is_allowed_only_where_it_is_asked_for() -> None:
+    names.check("a layer", "", empty=True)
+    with pytest.raises(UploadError, match=r"^a client must have a name, got ''$"):
+        names.check("a client", "")
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**30])
+def test_whole_numbers_have_64_bits(number: int) -> None:
+    assert schema.parse(str(2**63 - 1).encode()) == 2**63 - 1
+    assert schema.parse(str(-(2**63)).encode()) == -(2**63)
+    with pytest.raises(ValueError, match="which is too large"):
+        schema.parse(str(number).encode())
 
 
 def test_a_recipe_is_json_at_birth() -> None:

@@ -55,6 +55,21 @@ def test_the_accountant_agrees_with_gaussian_differential_privacy(noise: float, 
     assert privacy.epsilon(0) == 0
 
 
+def test_what_one_example_can_change_and_the_noise_for_it() -> None:
+    privacy = Privacy(noise=3.0, clip=2.0, clip_output=5.0)
+    bounds = {"gram": 4, "cross": 10, "labels": 2, "outputs": 5, "totals": 2, "counts": 1, "examples": 1}
+    for part, bound in bounds.items():
+        assert privacy.sensitivity(part) == bound
+        assert privacy.deviation(part, 4) == 3 * 2 * bound
+
+
+def test_rows_are_scaled_down_to_both_norms_and_left_out_where_they_are_not_finite() -> None:
+    privacy = Privacy(noise=1.0, clip=2.0, clip_output=5.0)
+    h = torch.tensor([1.0, 8.0, 1.0, torch.inf, 1.0]).reshape(1, 5, 1, 1)
+    z = torch.tensor([1.0, 1.0, 50.0, 1.0, torch.nan]).reshape(1, 5, 1, 1)
+    assert privacy.factor(h, z).tolist() == pytest.approx([1, 0.25, 0.1, 0, 0])
+
+
 def test_noise_for_an_epsilon() -> None:
     privacy = Privacy.for_epsilon(2.5, 1e-6, 7, clip=3.0, clip_output=4.0)
     assert privacy.epsilon(7) <= 2.5

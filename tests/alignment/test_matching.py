@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,6 +125,22 @@ def test_the_reference_is_a_choice() -> None:
             torch.testing.assert_close(upload.weights["fc1.weight"], expected.weights["fc1.weight"])
     with pytest.raises(InputError, match="reference must be largest or the name of a client, got 'client-9'"):
         Alignment(model=model, reference="client-9").align(uploads)
+
+
+def test_the_spaces_are_those_of_the_largest_client() -> None:
+    """Here it says that no neurons may move."""
+    _, _, uploads = permuted_copies("mlp")
+    *others, largest = sorted(uploads, key=lambda upload: upload.examples)
+    assert largest.examples > others[-1].examples
+    fixed = replace(largest, spaces=())
+    for order in ([*others, fixed], [fixed, *others]):
+        for before, after in zip(order, Alignment().align(order), strict=True):
+            assert all(torch.equal(after.weights[name], weight) for name, weight in before.weights.items())
+    assert any(
+        not torch.equal(after.weights[name], weight)
+        for before, after in zip(uploads, Alignment().align(uploads), strict=True)
+        for name, weight in before.weights.items()
+    )
 
 
 def test_assign_finds_shared_and_separate_neurons() -> None:
