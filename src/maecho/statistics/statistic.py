@@ -135,7 +135,7 @@ class Statistic(ABC):
 
     def of_noisy(self, sums: NoisySums) -> Value:
         """The statistic, computed from sums with noise. Raises NotGathered if there is no value."""
-        raise NotImplementedError(f"{self.name} cannot be sent with noise")
+        raise TypeError(f"{self.name} cannot be sent with noise")
 
     def check(self, value: Any, carrier: Carrier) -> Any:
         """The value in the form that an upload holds. Raises UploadError, with the client's name, if it is unsound."""
