@@ -23,7 +23,7 @@ unit: $(VENV)/.installed
 
 # The tables in README.md, docs/methods.md and docs/results.md, from METHODS, configs and committed results.
 docs: $(VENV)/.installed
-	$(BIN)/python -m maecho.lab.documents
+	$(BIN)/python -m maecho.lab.report.documents
 # 20,000 bad files, 20,000 flipped bits, 300 killed writers; prints what came of them, and fails if one was wrong.
 fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m support.fuzz

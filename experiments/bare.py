@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from maecho.lab.experiment import Experiment
-from maecho.lab.runs import reproduce
-from maecho.lab.tables import markdown, summarise
+from maecho.lab.harness.runs import Event, reproduce
+from maecho.lab.report.tables import markdown, summarise
 
 
-def on_run(done: int, total: int, run: dict[str, Any]) -> None:
-    figures = {name: column["accuracy"] for name, column in run["columns"].items()}
-    print(f"{done} of {total}: {run['cell']} seed {run['seed']} {run['seconds']} {figures}", flush=True)
+def on_event(event: Event) -> None:
+    if event.what not in ("training", "fits"):
+        print(f"{event.cell} seed {event.seed}: {event.column} {event.what} {event.text}", flush=True)
 
 
 def main() -> None:
@@ -28,8 +27,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     experiment = Experiment.load(options.name)
-    columns = None if options.columns is None else options.columns.split(",")
-    results = reproduce(experiment, options.out, options.jobs, options.device, on_run, columns)
+    columns = None if options.columns is None else experiment.named(options.columns)
+    results = reproduce(experiment, options.out, options.jobs, options.device, on_event, columns)
     print(markdown(experiment, summarise(experiment, results)))
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from maecho.lab.clients import derived_seed
 from maecho.randomness import seed_of
 from maecho.synthesis.pseudo import seed_for
 
 
 def test_seeds_are_those_of_the_committed_results() -> None:
     assert seed_of("0/clinic-a") == seed_for(0, "clinic-a") == 177337882624873
-    assert seed_of('["init", "0", "all"]') == derived_seed("init", 0, "all") == 153240792082435
 
 
 def test_seeds_of_other_purposes_are_others() -> None:

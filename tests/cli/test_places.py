@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from rich.console import Console
 from maecho import InputError, Upload
 from maecho.cli import console
 from maecho.cli.values import check_out
+from maecho.lab.experiment import Experiment
+from maecho.lab.harness.runs import Event
 
 
 @pytest.mark.parametrize(("kind", "words"), [("link", "a link"), ("dangling", "a link"), ("folder", "a folder")])
@@ -45,10 +48,12 @@ def test_a_bar_shows_names_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(console, "stderr", lambda: Console(file=screen, force_terminal=True, width=200))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with console.run_progress("[/red] mine") as on_run:
-        on_run(1, 2, {"cell": {"init": "[/bold] same\x1b[2J"}, "seed": 0})
+    experiment = replace(Experiment.load("table-1"), name="[/red] mine")
+    with console.run_progress(experiment, 2) as on_event:
+        on_event(Event("again", {"init": "[/bold] same\x1b[2J"}, 0, "[/blue] column", "of \x1b[3J"))
     assert "[/red] mine" in screen.getvalue()
     assert r"[/bold] same\x1b[2J" in screen.getvalue()
+    assert r"[/red] mine: [/blue] column is measured again, since of \x1b[3J" in screen.getvalue()
 
 
 def test_the_seed_is_that_of_sampled_labels(module: str, run: Callable[..., Any]) -> None:

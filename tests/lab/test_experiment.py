@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from maecho import InputError
+from maecho.aggregation import MAEcho
 from maecho.lab import experiment
-from maecho.lab.experiment import Experiment
-from maecho.lab.tables import summarise
+from maecho.lab.experiment import Experiment, changes
+from maecho.lab.report.notes import notes
+from maecho.lab.report.tables import published_column, summarise
+from support import records
 from support.configs import CONFIG
 
 MISTAKES = {
@@ -32,28 +35,58 @@ MISTAKES = {
         "'draws': with rounds='all' no inputs are drawn",
     ),
     "bad ensemble": ('"logits"', '"votes"', "votes"),
+    "defaults under another name": (
+        "ma-echo =",
+        '"my method" =',
+        "the column 'my method': ma-echo with its defaults must",
+    ),
+    "another method under a name": (
+        '{ method = "ma-echo" }',
+        '{ method = "regmean" }',
+        "the column 'ma-echo': regmean with its defaults must be called 'regmean'",
+    ),
+    "options under a plain name": (
+        '"ma-echo" }',
+        '"ma-echo", steps = 3 }',
+        "the column 'ma-echo', which sets steps: only the defaults go by that name",
+    ),
+    "misspelt key of the paper": ("[training]", "[paper]\ntabel = 'a'\n[training]", "paper: 'tabel'"),
 }
 
 
 @pytest.mark.parametrize("name", experiment.names())
 def test_every_config_finds_the_figures_of_the_paper(name: str) -> None:
     full = Experiment.load(name)
-    columns = {column: {"accuracy": float(i)} for i, column in enumerate(full.methods)}
-    runs = [{"cell": cell, "seed": seed, "columns": columns} for cell in full.cells for seed in (0, 1)]
-    table = summarise(full, {"runs": runs})
+    table = summarise(full, records.results(full))
     assert [cell for cell, _ in table] == list(full.cells)
     published = []
     if full.paper:  # what is past the paper has no figures there
         published = json.loads((experiment.folder() / "paper.json").read_text())[full.paper["table"]]["columns"]
-    aliases = full.paper.get("columns", {})
     for cell, figures in table:
         stands_there = name.startswith("table-4") or cell["init"] == "same"  # Table 1 is of one initialisation
-        for column, figure in figures.items():
-            assert (figure.mean, figure.seeds) == (columns[column]["accuracy"], 2)
-            assert (figure.paper is not None) == (stands_there and aliases.get(column, column) in published), (
-                cell,
-                column,
-            )
+        for k, (column, figure) in enumerate(figures.items()):
+            assert (figure.mean, figure.seeds) == (k, 3)
+            in_paper = stands_there and published_column(full, column) in published
+            assert (figure.paper is not None) == in_paper, (cell, column)
+
+
+def test_a_name_in_the_paper_stands_for_one_column() -> None:
+    """The paper's average is class-aware, so its figures do not stand beside the plain one."""
+    full = Experiment.load("table-4-mlp")
+    found = {column: published_column(full, column) for column in full.methods}
+    assert {column: name for column, name in found.items() if name in ("fedavg", "ot", "ensemble")} == {
+        "average, class-aware head": "fedavg",
+        "ot, class-aware head": "ot",
+        "ensemble, class-aware": "ensemble",
+    }
+    assert found["fedavg"] is found["ot"] is found["ensemble"] is None
+
+
+@pytest.mark.parametrize("name", experiment.names())
+def test_what_is_missing_of_the_paper_has_its_reason(name: str) -> None:
+    full = Experiment.load(name)
+    found = [line for line in notes(full, summarise(full, records.results(full))) if "are not here" in line]
+    assert all(len(line.split("not here: ")[1].split(". ", 1)) == 2 for line in found), "a reason follows"
 
 
 @pytest.mark.parametrize(
@@ -65,8 +98,7 @@ def test_every_config_finds_the_figures_of_the_paper(name: str) -> None:
 )
 def test_the_figures_are_those_printed(name: str, cell: dict[str, Any], published: float) -> None:
     one = replace(Experiment.load(name), methods={"ma-echo": {"method": "ma-echo"}}, cells=(cell,))
-    run = {"cell": cell, "seed": 0, "columns": {"ma-echo": {"accuracy": 50.0}}}
-    ((_, figures),) = summarise(one, {"runs": [run]})
+    ((_, figures),) = summarise(one, records.results(one))
     assert figures["ma-echo"].paper == published
 
 
@@ -78,6 +110,22 @@ def test_a_mistake_in_a_config_is_found_when_it_is_read(tmp_path: Path, right: s
         Experiment.load(str(path))
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
+
+
+def test_an_option_that_equals_its_default_changes_nothing() -> None:
+    assert changes({"method": "ma-echo", "steps": MAEcho().steps}) == {}
+    assert changes({"method": "ensemble", "by": "probabilities"}) == {}
+    assert changes({"method": "echo-relay", "rounds": "all"}) == {}
+    assert changes({"method": "ma-echo", "steps": 3, "solver": "iterate"}) == {"steps": 3}
+    assert changes({"method": "echo-relay", "rounds": 2}) == {"rounds": 2}
+    assert changes({"method": "regmean", "upload": {"rank": 3}}) == {"upload": {"rank": 3}}
+
+
+def test_columns_are_named_in_a_list_with_commas() -> None:
+    full = Experiment.load("table-1")
+    assert full.named("local, ensemble, class-aware,ensemble") == ["local", "ensemble, class-aware", "ensemble"]
+    with pytest.raises(InputError, match=r"columns must be among local; .*class-aware; .*, got 'votes'"):
+        full.named("local,votes")
 
 
 def test_an_experiment_that_is_not_there() -> None:

@@ -19,6 +19,6 @@ epochs = 1
 
 [methods]
 ma-echo = { method = "ma-echo" }
-ensemble = { method = "ensemble", by = "logits" }
+"ensemble, logits" = { method = "ensemble", by = "logits" }
 """
 )

@@ -17,11 +17,11 @@ from maecho.aggregation import METHODS, aggregate
 from maecho.cli import console, factories, values
 from maecho.errors import InputError, one_line
 from maecho.evaluation import Ensemble, evaluate
-from maecho.lab import plots
 from maecho.lab.experiment import Experiment, names
-from maecho.lab.results import results_path
-from maecho.lab.runs import reproduce
-from maecho.lab.tables import ladders, markdown, summarise
+from maecho.lab.harness.results import results_path
+from maecho.lab.harness.runs import reproduce
+from maecho.lab.report import plots
+from maecho.lab.report.tables import ladders, markdown, summarise
 from maecho.privacy import Privacy
 from maecho.statistics import STATISTICS
 from maecho.upload.client import make_upload
@@ -259,6 +259,7 @@ def reproduce_(
     device: Annotated[str, typer.Option(help="Device for training and merging: cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Finished runs are not repeated.")] = None,
     columns: Annotated[str | None, typer.Option(help="Run only these columns, separated by commas.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Keep figures made by other code or data, noted.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing, and show the results that are there.")] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Also draw accuracy against bytes uploaded into this file (.svg, .png, .pdf).")
@@ -271,19 +272,19 @@ def reproduce_(
 
     If it is stopped, it goes on from there the next time. Example: `maecho reproduce table-1 --jobs 2`
     """
-    if show and columns is not None:
-        raise InputError("--show must come without --columns, got both")
+    if show and (columns is not None or trust):
+        raise InputError(f"--show must come without {'--trust' if trust else '--columns'}, got both")
     if name is None:
         for known in names():
             print(f"{known}: {Experiment.load(known).title}")
         return
     experiment = Experiment.load(name, quick)
-    only = None if columns is None else [column.strip() for column in columns.split(",")]
     if picture is not None:
         plots.check(picture)
         values.check_out(picture, force, option="--picture")
-    with console.run_progress(experiment.name) as on_run:
-        results = reproduce(experiment, out, jobs, device, on_run, () if show else only)
+    wanted = [] if show else list(experiment.methods) if columns is None else experiment.named(columns)
+    with console.run_progress(experiment, len(wanted)) as on_event:
+        results = reproduce(experiment, out, jobs, device, on_event, wanted, trust)
     table = summarise(experiment, results)
     if as_json:
         console.print_json(results)

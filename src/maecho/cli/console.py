@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +20,8 @@ from maecho.aggregation import Guide, Merged
 from maecho.errors import printable
 from maecho.evaluation import Evaluation
 from maecho.formatting import size
-from maecho.lab.tables import Ladder
+from maecho.lab.report.notes import notes
+from maecho.lab.report.tables import Ladder
 from maecho.progress import stderr
 from maecho.upload import inspection
 from maecho.upload.header import not_sent
@@ -29,7 +30,8 @@ from maecho.upload.upload import Upload, read_header
 if TYPE_CHECKING:
     from maecho.lab.demo import Demo
     from maecho.lab.experiment import Experiment
-    from maecho.lab.tables import Figure
+    from maecho.lab.harness.runs import Event
+    from maecho.lab.report.tables import Figure
 
 out = Console()
 
@@ -180,19 +182,27 @@ def show_ladders(ladders: Sequence[Ladder]) -> None:
 
 
 @contextlib.contextmanager
-def run_progress(name: str) -> Iterator[Callable[[int, int, dict[str, Any]], None]]:
-    """A progress bar of finished runs on stderr, with the cell that finished last. Gives the function to call after
-    each run."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(escape(printable(name)), total=None)
+def run_progress(experiment: Experiment, columns: int) -> Iterator[Callable[[Event], None]]:
+    """A bar of finished columns on stderr: what runs, and how long it still takes. Gives the function to call for every
+    event. Why a column is measured again, or trusted, is printed once."""
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    total, said = len(experiment.cells) * len(experiment.seeds) * columns, set[str]()
+    with Progress(*shown, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(escape(printable(experiment.name)), total=total)
 
-        def on_run(done: int, total: int, run: dict[str, Any]) -> None:
-            cell = " ".join(f"{key}={value}" for key, value in run["cell"].items())
-            description = escape(printable(f"{name}: {cell} seed={run['seed']}"))
-            bar.update(task, total=total, completed=done, description=description)
+        def on_event(event: Event) -> None:
+            if event.what in ("again", "trusted"):
+                how = "is measured again, since" if event.what == "again" else "is kept as it is, though"
+                sentence = f"{event.column} {how} {event.text}"
+                if sentence not in said:
+                    said.add(sentence)
+                    stderr().print(plain(f"{experiment.name}: {sentence}"), soft_wrap=True)
+            cell = " ".join(f"{key}={value}" for key, value in event.cell.items())
+            words = f"{experiment.name}: {cell} seed={event.seed} {event.column} {event.what}"
+            words += f" {event.text}" if event.what == "training" else ""
+            bar.update(task, advance=event.finished, description=escape(printable(words)))
 
-        yield on_run
+        yield on_event
 
 
 def show_results(
@@ -203,21 +213,23 @@ def show_results(
     quick = " (quick: digits instead of the paper's data)" if experiment.quick else ""
     say(plain(f"{experiment.title}{quick}", "bold"), ": mean over seeds, low–high, [paper], in per cent")
     columns = list(experiment.methods)
-    width = max(9, *(len(word) for column in columns for word in column.split("-")))
+    # Long names are broken after commas and hyphens.
+    headings = {c: c if len(c) <= 9 else c.replace(", ", ",\n").replace("-", "-\n") for c in columns}
+    width = max(9, *(len(line) for heading in headings.values() for line in heading.splitlines()))
     at_once = max(1, (out.width - 28) // (width + 3))
     for first in range(0, len(columns), at_once):
         drawn = Table(show_lines=True)
         for key in experiment.cells[0]:
             drawn.add_column(plain(key))
         for column in columns[first : first + at_once]:
-            drawn.add_column(
-                Text(column.replace("-", "-\n") if len(column) > width else column), justify="right", no_wrap=True
-            )
+            drawn.add_column(Text(headings[column]), justify="right", no_wrap=True)
         for cell, figures in table:
             drawn.add_row(
                 *map(plain, cell.values()), *(_figure(figures.get(c)) for c in columns[first : first + at_once])
             )
         out.print(drawn)
+    for note in notes(experiment, table):
+        say(plain(note.replace("`", "")))
     say("Every run, with partition, seconds and versions: ", plain(path), whole=True)
 
 
@@ -225,5 +237,5 @@ def _figure(figure: Figure | None) -> str:
     if figure is None:
         return "not run"
     published = "" if figure.paper is None else f"\n\\[{figure.paper:.1f}]"
-    published += "" if figure.current else "\n[yellow]old settings[/yellow]"
+    published += "" if figure.current else f"\n[yellow]{figure.marks}[/yellow]"
     return f"{figure.mean:.1f}\n[dim]{figure.low:.1f}–{figure.high:.1f}[/dim]{published}"

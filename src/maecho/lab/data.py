@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import zipfile
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +57,15 @@ class Dataset:
                 f"{self.name}: train and test inputs must have one shape, got {tuple(self.x_train.shape[1:])} and "
                 f"{tuple(self.x_test.shape[1:])}"
             )
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes with any value of any example or label."""
+        found = hashlib.sha256(f"{self.name} {self.classes}".encode())
+        for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
+            found.update(f" {tuple(tensor.shape)} {tensor.dtype}".encode())
+            found.update(tensor.contiguous().numpy().data)
+        return found.hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)

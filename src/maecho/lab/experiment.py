@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from maecho.aggregation import EchoChain, choose, gathered_for
+from maecho.aggregation import METHODS, EchoChain, choose, gathered_for
 from maecho.echo.fit import Regression
 from maecho.echo.simulated import Drawing
 from maecho.errors import InputError
@@ -19,9 +19,10 @@ Cell = Mapping[str, Any]
 CHECKOUT = Path(__file__).resolve().parents[3] / "experiments"
 """The folder of configs and results in a checkout. An installed package has no such folder."""
 
-NOT_METHODS = ("local", "ensemble", "echo-relay")
+NOT_METHODS = ("local", "pooled", "ensemble", "echo-relay")
 """Columns that need the clients' own models (and data): evaluations of them, and the protocol in many rounds."""
-
+SPLIT = ("clients", "beta")
+"""The keys of a cell that say how the examples are divided among clients."""
 
 VIEWS = ("table", "uploads", "ladder")
 """How docs/results.md can show results: a row a cell, a row a column with what is uploaded, or round by round."""
@@ -66,7 +67,8 @@ class Experiment:
     """Where the paper's figures are in `paper.json`.
 
     `table`: its key there. `row`: the keys in which a cell must equal a row. `where`: what else the row must say.
-    `cells`: what a cell must say to be in that table at all. `columns`: our names of columns -> the paper's.
+    `cells`: what a cell must say to be in that table at all. `columns`: our names of columns -> the paper's, where they
+    differ. `missing`: why cells or columns of the paper are not here.
     """
     document: Document = field(default_factory=Document)
     quick: bool = False
@@ -102,6 +104,17 @@ class Experiment:
             raise InputError(f"{path} must describe an experiment, got a mistake at {error}") from error
         return experiment
 
+    def named(self, text: str) -> list[str]:
+        """Columns from a list with commas. A column's own name may hold commas too."""
+        parts, found = [part.strip() for part in text.split(",")], []
+        while parts:
+            fits = [n for n in range(len(parts), 0, -1) if ", ".join(parts[:n]) in self.methods]
+            if not fits:
+                raise InputError(f"columns must be among {'; '.join(self.methods)}, got {parts[0]!r}")
+            found.append(", ".join(parts[: fits[0]]))
+            del parts[: fits[0]]
+        return found
+
     def _check(self, keys: Collection[str]) -> None:
         """Refuse what is misspelt, so that it does not run as something else."""
         unknown = sorted(set(keys) - {f.name for f in fields(self)})
@@ -110,9 +123,13 @@ class Experiment:
         for cell in self.cells:
             if cell["clients"] < 1 or not cell["beta"] > 0 or cell.get("init", "same") not in ("same", "different"):
                 raise ValueError(f"the cell {cell}: clients and beta must be positive, init same or different")
-        for options in self.methods.values():
+        unknown = sorted(set(self.paper) - {"table", "row", "where", "cells", "columns", "missing"})
+        if unknown:
+            raise ValueError(f"paper: {unknown[0]!r}, which means nothing here")
+        for column, options in self.methods.items():
+            _check_name(column, options)
             if options["method"] == "echo-relay":
-                protocol(options)
+                protocol(options, 0)
             elif options["method"] not in NOT_METHODS:
                 choose(**plain(options))
             elif options.get("by", "probabilities") not in ("logits", "probabilities", "class-aware"):
@@ -120,6 +137,33 @@ class Experiment:
             unknown = sorted(set(options.get("upload", {})) - {"rank", "gaussians", "covariance", "labels"})
             if unknown:
                 raise ValueError(f"upload may say rank, gaussians, covariance and labels, got {unknown[0]!r}")
+
+
+def _check_name(column: str, options: Mapping[str, Any]) -> None:
+    """One name for one method with one set of defaults: a column that sets something has a name that says so."""
+    method = options["method"]
+    if changes(options):
+        if column in (*METHODS, *NOT_METHODS):
+            listed = ", ".join(changes(options))
+            raise ValueError(f"the column {column!r}, which sets {listed}: only the defaults go by that name")
+    elif column != method:
+        raise ValueError(f"the column {column!r}: {method} with its defaults must be called {method!r}")
+
+
+def changes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a column sets to something other than the default."""
+    plain_settings = settings({"method": options["method"]})
+    return {
+        key: value
+        for key, value in options.items()
+        if key == "upload"
+        or (key != "method" and settings({"method": options["method"], key: value}) != plain_settings)
+    }
+
+
+def split_of(cell: Cell) -> dict[str, Any]:
+    """What a cell says of how the examples are divided."""
+    return {key: cell[key] for key in SPLIT if key in cell}
 
 
 def _frozen(value: Any) -> Any:
@@ -132,15 +176,15 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key != "upload"}
 
 
-def protocol(options: Mapping[str, Any]) -> dict[str, Any]:
+def protocol(options: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """The arguments of `relay` for a column of echo-relay: its rounds, its Regression, and, unless real data are asked
-    at every layer, its Drawing."""
+    at every layer, its Drawing, with this seed if the column sets none."""
     given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
     rounds = options.get("rounds", "all")
     of_drawing = {f.name: given.pop(f.name) for f in fields(Drawing) if f.name in given}
     found = {"rounds": rounds, "regression": Regression(**given)}
     if rounds != "all":
-        return {**found, "drawing": Drawing(**of_drawing)}
+        return {**found, "drawing": Drawing(**{"seed": seed, **of_drawing})}
     if of_drawing:
         raise ValueError(f"{next(iter(of_drawing))!r}: with rounds='all' no inputs are drawn")
     return found
@@ -157,22 +201,27 @@ def drawn_by(options: Mapping[str, Any]) -> str | None:
         return repr((*found.parts(), options.get("upload")))
     if options["method"] != "echo-relay" or options.get("rounds", "all") == "all":
         return None
-    arguments = protocol(options)
+    arguments = protocol(options, Drawing.seed)
     return repr((arguments["regression"], arguments["drawing"], options.get("upload")))
 
 
 def gathered(options: Mapping[str, Any]) -> frozenset[str]:
     """The statistics that a column's uploads must carry."""
     if options["method"] == "echo-relay":
-        drawing = protocol(options).get("drawing")
+        drawing = protocol(options, Drawing.seed).get("drawing")
         return frozenset() if drawing is None else drawing.needs | drawing.uses
     return frozenset() if options["method"] in NOT_METHODS else gathered_for(choose(**plain(options))[1])
 
 
 def settings(options: Mapping[str, Any]) -> str:
-    """A column's method with its defaults filled in. So a changed default counts as another setting."""
+    """A column's method with its defaults filled in. So a changed default counts as another setting.
+
+    The seed of a method that draws is that of the run, unless the column sets it, so it shows as the default.
+    """
     if options["method"] == "echo-relay":
-        found = repr(protocol(options))
+        found = repr(protocol(options, Drawing.seed))
+    elif options["method"] == "ensemble":
+        found = repr({"method": "ensemble", "by": "probabilities", **plain(options)})
     else:
         found = repr(plain(options) if options["method"] in NOT_METHODS else choose(**plain(options))[1])
     return f"{found}, upload {dict(options['upload'])}" if "upload" in options else found

@@ -14,6 +14,12 @@ from typing import Any
 from maecho.formatting import markdown_table, size
 from maecho.lab.experiment import Cell, Experiment, folder, names, settings
 
+OLD_SETTINGS, OLD_CLIENTS = "†", "‡"
+MARKS = {
+    OLD_SETTINGS: "measured with other settings than the config has now",
+    OLD_CLIENTS: "measured on other clients than the rest of its cell",
+}
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -26,13 +32,20 @@ class Figure:
     paper: float | None
     bytes: float | None
     """What the client uploads that uploads most; None if that was not counted."""
-    current: bool = True
-    """Measured with the settings that the config has now."""
+    marks: str = ""
+    """Among MARKS: in what the figure differs from its neighbours."""
+    recipes: tuple[str, ...] = ()
+    """How records were made that are older than their format."""
+
+    @property
+    def current(self) -> bool:
+        """Measured as the config says, on the clients of its cell."""
+        return not self.marks
 
     def __str__(self) -> str:
-        """Mean, half the range, † if measured with other settings than the config has now, and the paper's figure."""
+        """Mean, half the range, marks, and the paper's figure."""
         published = "" if self.paper is None else f" [{self.paper:.1f}]"
-        return f"{self.mean:.1f} ± {(self.high - self.low) / 2:.1f}{'' if self.current else '†'}{published}"
+        return f"{self.mean:.1f} ± {(self.high - self.low) / 2:.1f}{self.marks}{published}"
 
 
 Table = Sequence[tuple[Cell, Mapping[str, Figure]]]
@@ -66,43 +79,74 @@ class Ladder:
 
 def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[Cell, dict[str, Figure]]]:
     """Mean and spread over seeds for every cell that has runs."""
-    published = json.loads((folder() / "paper.json").read_text(encoding="utf-8")) if experiment.paper else {}
-    rows = published[experiment.paper["table"]]["rows"] if experiment.paper and not experiment.quick else []
-    aliases = experiment.paper.get("columns", {})
+    rows = published_rows(experiment)
     table = []
     for cell in experiment.cells:
-        runs = [run for run in results["runs"] if run["cell"] == cell]
+        runs = [run for run in results["runs"] if run["cell"] == cell and run["seed"] in experiment.seeds]
         if not runs:
             continue
         row = _published_row(experiment, cell, rows)
         figures = {}
-        for column in experiment.methods:
-            found = [run["columns"][column] for run in runs if column in run["columns"]]
-            if not found:
-                continue  # a column that was added since and not run yet
-            values, sizes = [one["accuracy"] for one in found], [one.get("bytes") for one in found]
-            figures[column] = Figure(
-                statistics.fmean(values),
-                min(values),
-                max(values),
-                len(values),
-                row.get(aliases.get(column, column)),
-                None if None in sizes else statistics.fmean(sizes),
-                all(one.get("settings") == settings(experiment.methods[column]) for one in found),
-            )
+        for column, options in experiment.methods.items():
+            found = [(run, run["columns"][column]) for run in runs if column in run["columns"]]
+            if found:  # a column may have been added since, and not run yet
+                published = row.get(published_column(experiment, column) or "")
+                figures[column] = _figure(found, settings(options), published)
         table.append((cell, figures))
     return table
+
+
+def _figure(found: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], current: str, paper: float | None) -> Figure:
+    """One figure from the runs of a cell and their records of one column."""
+    records = [record for _, record in found]
+    values: list[float] = [record["accuracy"] for record in records]
+    sizes = [record.get("bytes") for record in records]
+    old_settings = any(record["settings"] != current for record in records)
+    old_clients = any(run["clients"] not in _clients(record) for run, record in found)
+    return Figure(
+        statistics.fmean(values),
+        min(values),
+        max(values),
+        len(values),
+        paper,
+        None if None in sizes else statistics.fmean(map(float, sizes)),  # type: ignore[arg-type]
+        (OLD_SETTINGS if old_settings else "") + (OLD_CLIENTS if old_clients else ""),
+        tuple(sorted({record["recipe"] for record in records if "recipe" in record})),
+    )
+
+
+def _clients(record: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """The clients that a record was measured on, and those on which it is trusted to be the same."""
+    return record["clients"], record.get("trusted", {}).get("clients")
+
+
+def published_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """The rows of the paper's table that the experiment reproduces; none for quick runs."""
+    if not experiment.paper or experiment.quick:
+        return []
+    table = json.loads((folder() / "paper.json").read_text(encoding="utf-8"))[experiment.paper["table"]]
+    where = experiment.paper.get("where", {})
+    return [row for row in table["rows"] if all(same(row.get(key), value) for key, value in where.items())]
+
+
+def published_column(experiment: Experiment, column: str) -> str | None:
+    """The name of our column in the paper; None if it is not there. A name stands for one column alone."""
+    aliases = experiment.paper.get("columns", {})
+    return aliases.get(column) or (None if column in aliases.values() else column)
 
 
 def _published_row(experiment: Experiment, cell: Cell, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The row of the paper's table that is about this cell; empty if there is none."""
     if any(cell[key] != value for key, value in experiment.paper.get("cells", {}).items()):
         return {}
-    fixed = {**{key: cell[key] for key in experiment.paper.get("row", ())}, **experiment.paper.get("where", {})}
-    return next((row for row in rows if all(_same(row.get(k), v) for k, v in fixed.items())), {})
+    return next((row for row in rows if _about(experiment, cell, row)), {})
 
 
-def _same(published: Any, ours: Any) -> bool:
+def _about(experiment: Experiment, cell: Cell, row: Mapping[str, Any]) -> bool:
+    return all(same(row.get(key), cell[key]) for key in experiment.paper.get("row", ()))
+
+
+def same(published: Any, ours: Any) -> bool:
     """Table 4 writes "diff" for what we call different."""
     return published == ours or (published, ours) == ("diff", "different")
 
@@ -145,7 +189,7 @@ def ladder(experiment: Experiment, results: Mapping[str, Any]) -> Ladder:
         if options["method"] not in ("echo-chain", "echo-relay"):
             continue
         figures = [figures.get(column) for _, figures in table]
-        figures = [figure if figure is not None and figure.current else None for figure in figures]
+        figures = [None if figure is None or OLD_SETTINGS in figure.marks else figure for figure in figures]
         sizes = [figure.bytes for figure in figures if figure is not None and figure.bytes is not None]
         if not sizes:
             continue

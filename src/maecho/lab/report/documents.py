@@ -1,7 +1,7 @@
 """The generated parts of the documentation, each between `<!-- NAME: … -->` and `<!-- end -->` on its page.
 
-`make docs` (`python -m maecho.lab.documents`) writes them from METHODS, from the configs in `experiments/` and from the
-results beside these. A test holds that the pages on disk are what would be written. Nothing is run.
+`make docs` (`python -m maecho.lab.report.documents`) writes them from METHODS, from the configs in `experiments/` and
+from the results beside these. A test holds that the pages on disk are what would be written. Nothing is run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from maecho.errors import InputError
 from maecho.formatting import markdown_table
 from maecho.lab import experiment as configs
 from maecho.lab.experiment import Experiment
-from maecho.lab.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
+from maecho.lab.report.notes import notes
+from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
 
 FRONT_ROWS = {
     "local": "a client's own model, mean",
-    "average": "average of the weights, class-aware head",
+    "average, class-aware head": "average of the weights, class-aware head",
     "ma-echo": "**MA-Echo**, the paper's method",
     "echo-chain": "**echo-chain**, ours, from the same single upload",
-    "ensemble": "class-aware ensemble, which keeps all models",
+    "ensemble, class-aware": "class-aware ensemble, which keeps all models",
 }
 """Columns of Table 1 that the README shows, in its words."""
 FRONT_CELLS = (
@@ -75,6 +76,7 @@ def section(experiment: Experiment, results: Mapping[str, Any]) -> str:
         f"## {document.heading or experiment.title}",
         document.text.strip(),
         *(views[view]() for view in document.shows),
+        *notes(experiment, table),
         f"![{experiment.title}]({document.picture})" if document.picture else "",
         f"`maecho reproduce {experiment.name}`",
     ]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from maecho.lab.experiment import Experiment
-from maecho.lab.results import results_path
-from maecho.lab.runs import reproduce
+from maecho.lab.harness.results import results_path
+from maecho.lab.harness.runs import Event, reproduce
 from maecho.lab.training import LocalTraining
 
 CONFIG = """
@@ -40,7 +40,7 @@ init = "different"
 [methods]
 local = { method = "local" }
 fedavg = { method = "fedavg" }
-ensemble = { method = "ensemble", by = "class-aware" }
+ensemble = { method = "ensemble" }
 """
 
 
@@ -57,11 +57,11 @@ def test_what_another_process_wrote_in_between_is_kept(tmp_path: Path, monkeypat
     )  # fmt: skip
     others = []
 
-    def in_between(done: int, *_: object) -> None:
-        if done == 1:
+    def in_between(event: Event) -> None:
+        if event.what == "measured" and not others:
             others.append(reproduce(experiment, tmp_path, columns=["fedavg"]))
 
-    results = reproduce(experiment, tmp_path, on_run=in_between, columns=["local"])
+    results = reproduce(experiment, tmp_path, on_event=in_between, columns=["local"])
     assert columns(others[0]) == [{"local", "fedavg"}, {"fedavg"}]
     assert columns(results) == [{"local", "fedavg"}] * 2
     assert results == json.loads(results_path(experiment, tmp_path).read_text())

@@ -12,26 +12,19 @@ from typing import Any
 import pytest
 
 from maecho.errors import InputError
-from maecho.lab import experiment, tables
-from maecho.lab.experiment import Experiment, settings
-from maecho.lab.plots import _apart, against_bytes
-from maecho.lab.tables import summarise
+from maecho.lab import experiment
+from maecho.lab.experiment import Experiment
+from maecho.lab.report import tables
+from maecho.lab.report.plots import _apart, against_bytes
+from maecho.lab.report.tables import summarise
+from support import records
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def measured(config: Experiment, sizes: bool = True) -> dict[str, Any]:
     """Results of all columns, as if they had been run."""
-    columns: dict[str, Any] = {}
-    for k, (name, options) in enumerate(config.methods.items()):
-        columns[name] = {"accuracy": 20.05 + 3 * k, "settings": settings(options)}
-        columns[name] |= {"bytes": 0 if name == "local" else 1000 * (k + 1)} if sizes else {}
-    runs = [
-        {"cell": cell, "seed": seed, "columns": dict(columns), "weights_bytes": 1000}
-        for cell in config.cells
-        for seed in config.seeds
-    ]
-    return {"runs": runs}
+    return records.results(config, lambda k: 20.05 + 3 * k, lambda k: 1000 * (k + 1) if sizes else None)
 
 
 @pytest.fixture
@@ -75,10 +68,10 @@ def test_a_ladder_has_a_rung_for_every_column_of_ours(config: Experiment) -> Non
     found = tables.ladder(config, measured(config))
     assert [(rung.name, rung.rounds, rung.asked) for rung in found.rungs] == [
         ("echo-chain", 1, "nowhere"),
-        ("echo-chain-small", 1, "nowhere"),
-        ("echo-2-rounds", 2, "at the head"),
-        ("echo-2-rounds-small", 2, "at the head"),
-        ("echo-4-rounds", 4, "at the last 3 layers"),
+        ("echo-chain, 2x weights", 1, "nowhere"),
+        ("echo-relay, 2 rounds", 2, "at the head"),
+        ("echo-relay, 2 rounds, 2x weights", 2, "at the head"),
+        ("echo-relay, 4 rounds", 4, "at the last 3 layers"),
         ("echo-relay", "all", "at every layer"),
     ]
     assert found.weights == 1000

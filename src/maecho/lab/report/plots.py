@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from maecho import disk
 from maecho.errors import InputError
 from maecho.lab.experiment import Experiment
-from maecho.lab.tables import Figure, Table
+from maecho.lab.report.tables import Figure, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

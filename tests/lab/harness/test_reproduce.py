@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from maecho import METHODS, InputError, make_upload, relay
-from maecho.aggregation import MAEcho
+from maecho import InputError, make_upload, relay
 from maecho.lab import data, experiment, networks
-from maecho.lab.clients import batch_size
 from maecho.lab.experiment import Experiment, settings
-from maecho.lab.results import results_path
-from maecho.lab.runs import reproduce
-from maecho.lab.tables import markdown, summarise
+from maecho.lab.harness.clients import batch_size
+from maecho.lab.harness.columns import code_of
+from maecho.lab.harness.results import results_path
+from maecho.lab.harness.runs import Event, reproduce
+from maecho.lab.report.tables import markdown, summarise
 from maecho.lab.training import LocalTraining
+from maecho.upload import storage
 from support.configs import CONFIG
 
 TINY = Experiment(
@@ -32,13 +33,14 @@ TINY = Experiment(
     cells=({"clients": 2, "beta": 0.5, "init": "same"}, {"clients": 2, "beta": 0.5, "init": "different"}),
     methods={
         "local": {"method": "local"},
-        "ma-echo": {"method": "ma-echo", "steps": 3},
-        "ensemble": {"method": "ensemble", "by": "class-aware"},
+        "ma-echo, 3 steps": {"method": "ma-echo", "steps": 3},
+        "ensemble, class-aware": {"method": "ensemble", "by": "class-aware"},
     },
     training=LocalTraining(epochs=1, learning_rate=0.05, batch_size=64),
 )
 ONE = replace(TINY, seeds=(0,), cells=TINY.cells[:1])
-RUNS = 4
+COLUMNS = 12
+"""Of all cells and seeds."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,34 +64,46 @@ def accuracies(results: dict[str, Any]) -> list[dict[str, float]]:
 
 
 class Reports:
-    """Records the calls of `on_run`: how many runs are done, of how many. May interrupt after some runs."""
+    """Records what happens. May interrupt after some columns."""
 
     def __init__(self, stop_after: int | None = None):
-        self.runs: list[tuple[int, int]] = []
+        self.events: list[Event] = []
         self.stop_after = stop_after
 
-    def __call__(self, done: int, total: int, run: dict[str, Any]) -> None:
-        self.runs.append((done, total))
-        if len(self.runs) == self.stop_after:
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if len(self.of("measured")) == self.stop_after:
             raise KeyboardInterrupt
+
+    def of(self, what: str) -> list[tuple[Any, int, str]]:
+        return [(event.cell, event.seed, event.column) for event in self.events if event.what == what]
 
 
 def test_a_run_says_all_about_itself(tmp_path: Path) -> None:
     reports = Reports()
-    results = reproduce(TINY, tmp_path, on_run=reports)
+    results = reproduce(TINY, tmp_path, on_event=reports)
     assert json.loads(results_path(TINY, tmp_path).read_text()) == results
-    assert reports.runs == [(done, RUNS) for done in range(1, RUNS + 1)]
-    assert [(run["cell"], run["seed"]) for run in results["runs"]] == [(c, s) for c in TINY.cells for s in TINY.seeds]
+    order = [(cell, seed) for cell in TINY.cells for seed in TINY.seeds]
+    assert (
+        reports.of("measured") == reports.of("started") == [(*run, column) for run in order for column in TINY.methods]
+    )
+    assert len(reports.of("training")) == 2 * len(order), "two clients a run"
+    assert [(run["cell"], run["seed"]) for run in results["runs"]] == order
     for run in results["runs"]:
         assert list(run["columns"]) == list(TINY.methods)
-        assert {n: column["settings"] for n, column in run["columns"].items()} == {
-            n: settings(options) for n, options in TINY.methods.items()
-        }
-        assert all(0 <= value <= 100 for value in accuracies({"runs": [run]})[0].values())
         assert [len(counts) for counts in run["partition"]] == [10, 10]
-        assert run["versions"].keys() >= {"maecho", "torch"}
-        assert run["device"] == "cpu"
-        assert {column["device"] for column in run["columns"].values()} == {"cpu"}
+        for name, record in run["columns"].items():
+            assert record["settings"] == settings(TINY.methods[name])
+            assert 0 <= record["accuracy"] <= 100
+            assert record["versions"].keys() >= {"maecho", "torch", "numpy", "python"}
+            assert (record["device"], record["trained_on"]) == ("cpu", "cpu")
+            assert record["data"] == run["data"] == data.digits().digest
+            assert record["clients"] == run["clients"]
+            assert results["code"][record["code"]] == dict(code_of(TINY.methods[name]).modules)
+            assert record["seconds"].keys() == {"training", "gathering", "merging"}
+            assert record["seconds"]["training"] > 0
+        assert len({record["weights"] for record in run["columns"].values()}) == 1
+    assert results["code"].keys() == {r["code"] for run in results["runs"] for r in run["columns"].values()}
 
 
 def test_rounds_go_on_from_the_chain_of_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +115,7 @@ def test_rounds_go_on_from_the_chain_of_the_same_run(tmp_path: Path, monkeypatch
         "small": {"method": "echo-relay", "rounds": 2, **few, "upload": {"rank": 4}},
         "two": {"method": "echo-relay", "rounds": 2, **few},
         "many": {"method": "echo-relay", "rounds": 9, **few},
-        "all": {"method": "echo-relay"},
+        "echo-relay": {"method": "echo-relay"},
     }
     starts = []
 
@@ -109,10 +123,11 @@ def test_rounds_go_on_from_the_chain_of_the_same_run(tmp_path: Path, monkeypatch
         starts.append(start is not None)
         return relay(*args, start=start, **options)
 
-    monkeypatch.setattr(importlib.import_module("maecho.lab.runs"), "relay", watched)
+    monkeypatch.setattr(importlib.import_module("maecho.lab.harness.columns"), "relay", watched)
     (run,) = reproduce(replace(ONE, methods=columns), tmp_path / "together")["runs"]
     assert starts == [False, False, True, True, False]
-    assert run["columns"]["two"]["seconds"] > run["columns"]["chain"]["seconds"]
+    seconds = {name: record["seconds"]["merging"] for name, record in run["columns"].items()}
+    assert seconds["two"] > seconds["chain"], "what it goes on from counts"
     for name, options in columns.items():
         (alone,) = reproduce(replace(ONE, methods={name: options}), tmp_path / name)["runs"]
         for key in ("accuracy", "bytes"):
@@ -125,8 +140,8 @@ def test_again_does_nothing(tmp_path: Path, no_training: Callable[[], None]) -> 
     before = path.read_bytes(), path.stat().st_mtime_ns
     no_training()
     reports = Reports()
-    assert reproduce(ONE, tmp_path, on_run=reports) == first
-    assert reports.runs == []
+    assert reproduce(ONE, tmp_path, on_event=reports) == first
+    assert {event.what for event in reports.events} == {"fits"}
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
@@ -142,38 +157,25 @@ def test_a_new_column_costs_no_training(tmp_path: Path, no_training: Callable[[]
 def test_a_changed_option_is_done_again(tmp_path: Path, no_training: Callable[[], None]) -> None:
     old = reproduce(ONE, tmp_path)["runs"][0]["columns"]
     no_training()
-    other = replace(ONE, methods={**ONE.methods, "ma-echo": {"method": "fedavg"}})
+    name = "ma-echo, 3 steps"
+    other = replace(ONE, methods={**ONE.methods, name: {"method": "ma-echo", "steps": 4}})
     new = reproduce(other, tmp_path)["runs"][0]["columns"]
-    assert new["ma-echo"]["settings"] == settings({"method": "fedavg"})
+    assert "steps=4" in new[name]["settings"]
     assert new["local"] == old["local"]
-
-
-def test_a_changed_default_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column that does not set an option stands for the default at the time of its run."""
-    plain = replace(ONE, methods={"ma-echo": {"method": "ma-echo"}})
-    old = accuracies(reproduce(plain, tmp_path))
-    monkeypatch.setitem(METHODS, "ma-echo", MAEcho(steps=0))
-    new = accuracies(reproduce(plain, tmp_path))
-    assert new == accuracies(reproduce(plain, tmp_path / "afresh"))
-    assert new != old
 
 
 def test_old_settings_are_marked(tmp_path: Path) -> None:
     results = reproduce(ONE, tmp_path)
-    other = replace(ONE, methods={**ONE.methods, "ma-echo": {"method": "ma-echo", "steps": 4}})
+    other = replace(ONE, methods={**ONE.methods, "ma-echo, 3 steps": {"method": "ma-echo", "steps": 4}})
     ((_, figures),) = summarise(other, results)
-    assert {name: figure.current for name, figure in figures.items()} == {
-        "local": True,
-        "ma-echo": False,
-        "ensemble": True,
-    }
+    assert [figure.marks for figure in figures.values()] == ["", "†", ""]
     assert markdown(other, summarise(other, results)).count("†") == 1
 
 
 def test_a_document_shows_what_was_run(tmp_path: Path) -> None:
-    results = reproduce(TINY, tmp_path, columns=["local", "ensemble"])
+    results = reproduce(TINY, tmp_path, columns=["local", "ensemble, class-aware"])
     head, *_, last = markdown(TINY, summarise(TINY, results)).splitlines()
-    assert head == "| clients | beta | init | local | ensemble |"
+    assert head == "| clients | beta | init | local | ensemble, class-aware |"
     assert last.count("±") == 2
     del results["runs"][-1]["columns"]["local"], results["runs"][-2]["columns"]["local"]
     head, *_, last = markdown(TINY, summarise(TINY, results)).splitlines()
@@ -181,15 +183,17 @@ def test_a_document_shows_what_was_run(tmp_path: Path) -> None:
     assert last.startswith("| 2 | 0.5 | different |  |")
 
 
-def test_an_interruption_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", [1, 3, 4])
+def test_an_interruption_loses_nothing(tmp_path: Path, after: int) -> None:
+    """It may come between two columns of a run, or between two runs."""
     with pytest.raises(KeyboardInterrupt):
-        reproduce(TINY, tmp_path, on_run=Reports(stop_after=1))
+        reproduce(TINY, tmp_path, on_event=Reports(stop_after=after))
     kept = json.loads(results_path(TINY, tmp_path).read_text())["runs"]
-    assert len(kept) == 1
+    assert sum(len(run["columns"]) for run in kept) == after
     reports = Reports()
-    results = reproduce(TINY, tmp_path, on_run=reports)
-    assert reports.runs == [(done, RUNS) for done in range(2, RUNS + 1)]
-    assert results["runs"][0] == kept[0]
+    results = reproduce(TINY, tmp_path, on_event=reports)
+    assert (len(reports.of("fits")), len(reports.of("measured"))) == (after, COLUMNS - after)
+    assert results["runs"][0]["columns"]["local"] == kept[0]["columns"]["local"]
     assert accuracies(results) == accuracies(reproduce(TINY, tmp_path / "at once"))
 
 
@@ -197,41 +201,44 @@ def test_other_training_is_not_taken_from_old_results(tmp_path: Path) -> None:
     old = reproduce(ONE, tmp_path)
     longer = replace(ONE, training=replace(ONE.training, epochs=3))
     reports = Reports()
-    new = reproduce(longer, tmp_path, on_run=reports)
-    assert reports.runs == [(1, 1)]
-    assert [run["made_of"] for run in new["runs"]] != [run["made_of"] for run in old["runs"]]
+    new = reproduce(longer, tmp_path, on_event=reports)
+    assert len(reports.of("again")) == len(ONE.methods)
+    assert new["runs"][0]["clients"] != old["runs"][0]["clients"]
     assert accuracies(new) == accuracies(reproduce(longer, tmp_path / "afresh"))
     assert accuracies(new) != accuracies(old)
 
 
 def test_only_the_columns_asked_for_are_done(tmp_path: Path) -> None:
     assert reproduce(ONE, tmp_path, columns=())["runs"] == []
-    first = reproduce(ONE, tmp_path, columns=["ensemble"])["runs"][0]["columns"]
-    assert list(first) == ["ensemble"]
+    first = reproduce(ONE, tmp_path, columns=["local"])["runs"][0]["columns"]
+    assert list(first) == ["local"]
     whole = reproduce(ONE, tmp_path)["runs"][0]["columns"]
     assert list(whole) == list(ONE.methods)
-    assert whole["ensemble"] == first["ensemble"]
-    with pytest.raises(InputError, match=r"columns must be among local, ma-echo, ensemble, got 'fedavg'"):
+    assert whole["local"] == first["local"]
+    with pytest.raises(InputError, match=r"columns must be among local, .*class-aware, got 'fedavg'"):
         reproduce(ONE, tmp_path, columns=["fedavg"])
 
 
 def test_what_a_client_uploads_is_counted(tmp_path: Path) -> None:
     methods = {
         **ONE.methods,
+        "ensemble": {"method": "ensemble"},
         "small": {"method": "echo-chain", "upload": {"rank": "90 KB"}},
         "two": {"method": "echo-relay", "rounds": 2, "upload": {"rank": "90 KB"}},
-        "relay": {"method": "echo-relay"},
+        "echo-relay": {"method": "echo-relay"},
+        "pooled": {"method": "pooled"},
     }
     (run,) = reproduce(replace(ONE, methods=methods), tmp_path)["runs"]
     sizes, weights = {name: column["bytes"] for name, column in run["columns"].items()}, run["weights_bytes"]
     assert weights == 4 * (64 * 100 + 100 * 50 + 50 * 10)
-    assert (sizes["local"], sizes["ensemble"]) == (0, weights)
-    assert weights < sizes["ma-echo"]
+    assert (sizes["local"], sizes["pooled"], sizes["ensemble"]) == (0, 0, weights)
+    assert sizes["ensemble, class-aware"] == weights + 10 * 8, "and how many examples of each class"
+    assert weights < sizes["ma-echo, 3 steps"]
     assert weights < sizes["small"] <= 90_000
     head = 8 * (50 * 51 // 2 + 3 * 10 * 50 + 10 * 10)
     assert 0.9 * head < sizes["two"] - sizes["small"] < 1.1 * head
     prior_and_cross = 2 * 8 * (64 * 100 + 100 * 50 + 50 * 10)
-    assert sizes["relay"] > prior_and_cross + 8 * (64 * 65 // 2 + 100 * 101 // 2 + 50 * 51 // 2)
+    assert sizes["echo-relay"] > prior_and_cross + 8 * (64 * 65 // 2 + 100 * 101 // 2 + 50 * 51 // 2)
 
 
 @pytest.mark.parametrize("size", [16, 64, 128])
@@ -251,7 +258,7 @@ def test_projectors_are_those_of_one_batch_at_a_time(size: int) -> None:
 def test_same_and_different_initialisations_share_nothing_but_the_split(tmp_path: Path) -> None:
     same, _, different, _ = reproduce(TINY, tmp_path)["runs"]
     assert same["partition"] == different["partition"]
-    assert same["made_of"] != different["made_of"]
+    assert same["clients"] != different["clients"]
 
 
 @pytest.mark.slow
@@ -261,27 +268,42 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("MAECHO_CACHE", str(tmp_path / "another cache"))
     two = reproduce(pair, tmp_path / "two", jobs=2)
     assert accuracies(two) == accuracies(one)
-    assert [run["made_of"] for run in two["runs"]] == [run["made_of"] for run in one["runs"]]
+    assert [run["clients"] for run in two["runs"]] == [run["clients"] for run in one["runs"]]
 
 
 @pytest.mark.parametrize("damage", [b"", b"half a fi", b"a model of nothing at all" * 100])
 def test_a_damaged_cache_file_is_made_again(tmp_path: Path, cache: Path, damage: bytes) -> None:
     first = reproduce(ONE, tmp_path)
-    trained = sorted((cache / "clients").iterdir())
+    trained = sorted((cache / "clients").glob("*.safetensors"))
     assert len(trained) == 2
-    whole = [path.read_bytes() for path in trained]
     trained[0].write_bytes(damage)
-    assert accuracies(reproduce(ONE, tmp_path / "again")) == accuracies(first)
-    assert [path.read_bytes() for path in trained] == whole
+    again = reproduce(ONE, tmp_path / "again")
+    assert accuracies(again) == accuracies(first)
+    weights = [
+        {record["weights"] for run in results["runs"] for record in run["columns"].values()}
+        for results in (first, again)
+    ]
+    assert weights[0] == weights[1]
+    assert storage.read_about(trained[0], "model")["trained"]["client"] in (0, 1), "the file is whole again"
 
 
 DAMAGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "list": lambda results: [],
-    "no runs": lambda results: {},
-    "run of nothing": lambda results: {"runs": [None]},
-    "run without a cell": lambda results: {"runs": [{"made_of": "this", "seed": 0, "columns": {}}]},
-    "run without columns": lambda results: {"runs": [{**results["runs"][0], "columns": None}]},
-    "column without an accuracy": lambda results: {"runs": [{**results["runs"][0], "columns": {"local": 3}}]},
+    "no runs": lambda results: {"format": 2},
+    "run of nothing": lambda results: {**results, "runs": [None]},
+    "run without a cell": lambda results: {**results, "runs": [{"clients": "this", "seed": 0, "columns": {}}]},
+    "run without columns": lambda results: {**results, "runs": [{**results["runs"][0], "columns": None}]},
+    "column without an accuracy": lambda results: {
+        **results,
+        "runs": [{**results["runs"][0], "columns": {"local": 3}}],
+    },
+    "column without settings": lambda results: {
+        **results,
+        "runs": [
+            {**results["runs"][0], "columns": {"local": {"accuracy": 3.0, "code": "", "data": "", "clients": ""}}}
+        ],
+    },
+    "code that is a number": lambda results: {**results, "code": {"abc": 3}},
 }
 
 
@@ -322,11 +344,11 @@ def test_a_bare_machine_reproduces_too(
     monkeypatch.syspath_prepend(str(experiment.CHECKOUT))
     bare = importlib.import_module("bare")
     (tmp_path / "mine.toml").write_text(CONFIG)
-    words = ["bare.py", str(tmp_path / "mine.toml"), "--columns", "ensemble", "--out", str(tmp_path)]
+    words = ["bare.py", str(tmp_path / "mine.toml"), "--columns", "ensemble, logits", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)
     bare.main()
     (run,) = json.loads((tmp_path / "mine.json").read_text())["runs"]
-    assert list(run["columns"]) == ["ensemble"]
+    assert list(run["columns"]) == ["ensemble, logits"]
     assert "| 2 | 0.5 | same |" in capsys.readouterr().out
 
 

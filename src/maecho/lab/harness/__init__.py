@@ -1,0 +1,1 @@
+"""Runs experiments: clients, their columns, and records that say what they were made of."""

@@ -1,0 +1,171 @@
+"""The clients of one run: the data split, and a model trained on each part.
+
+Trained models are kept in a cache, each under a hash of all that made it: its examples, its random streams, the
+network, the training and the code of both. So a new method costs no training, and a change of any of these trains anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from maecho import disk
+from maecho.errors import InputError
+from maecho.lab import data, networks, partition
+from maecho.lab.experiment import Cell, Experiment
+from maecho.lab.harness.code import Code
+from maecho.lab.harness.machine import machine, versions
+from maecho.lab.harness.streams import Streams
+from maecho.lab.training import LocalTraining
+from maecho.statistics.projector import MEAN_OF
+from maecho.upload import storage
+
+Client = tuple[nn.Module, data.Batches]
+"""A trained model and its data."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One client's model, and how it was trained, perhaps long ago and elsewhere."""
+
+    model: nn.Module
+    seconds: float
+    device: str
+    weights: str
+    """Digest of the weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The clients of one cell with one seed, before they are trained."""
+
+    experiment: Experiment
+    cell: Cell
+    seed: int
+    dataset: data.Dataset
+    parts: Sequence[np.ndarray]
+    """The examples of each client, as indices into the training set."""
+
+    @classmethod
+    def of(cls, experiment: Experiment, cell: Cell, seed: int, dataset: data.Dataset) -> Cohort:
+        rng = Streams.of(experiment, cell, seed).partition()
+        parts = partition.dirichlet(dataset.y_train.numpy(), cell["clients"], cell["beta"], rng)
+        return cls(experiment, cell, seed, dataset, parts)
+
+    @property
+    def streams(self) -> Streams:
+        return Streams.of(self.experiment, self.cell, self.seed)
+
+    @property
+    def code(self) -> Code:
+        """The network and its training."""
+        return Code.of(networks.NETWORKS[self.experiment.network], networks.build, LocalTraining, _fit)
+
+    @property
+    def class_counts(self) -> list[list[int]]:
+        """How many examples of each class every client holds."""
+        labels = self.dataset.y_train.numpy()
+        return partition.class_counts(labels, list(self.parts), self.dataset.classes).tolist()  # type: ignore[no-any-return]
+
+    @property
+    def made_of(self) -> str:
+        """Hash of everything that decides what the clients are. Methods do not."""
+        return digest(*(self._identity(client) for client in range(len(self.parts))))
+
+    def pooled(self) -> Cohort:
+        """One client that holds the data of all."""
+        everything = np.sort(np.concatenate(self.parts))
+        return replace(self, parts=[everything], cell={**self.cell, "pooled": True})
+
+    def train(self, device: str, on_client: Callable[[int, int], None] | None = None) -> list[Trained]:
+        """Every client's model, from the cache where it is there."""
+        found = []
+        for client in range(len(self.parts)):
+            if on_client is not None:
+                on_client(client, len(self.parts))
+            found.append(self._trained(client, device))
+        return found
+
+    def batches(self, client: int) -> data.Batches:
+        """A client's data, in the order in which its statistics are gathered."""
+        x, y = self._examples(client)
+        return data.batches(x, y, batch_size(self.experiment), self.streams.batches(client))
+
+    def _examples(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        index = torch.from_numpy(np.asarray(self.parts[client]))
+        return self.dataset.x_train[index], self.dataset.y_train[index]
+
+    def _trained(self, client: int, device: str) -> Trained:
+        path = cache_folder() / "clients" / f"{self._identity(client)}.safetensors"
+        with disk.locked(path):  # two runs at once train a client once
+            if path.exists():
+                with contextlib.suppress(InputError, KeyError, RuntimeError):  # a damaged file is made again
+                    about = storage.read_about(path, "model")["trained"]
+                    model = networks.build(self.experiment.network, torch.Generator())
+                    model.load_state_dict(storage.read_tensors(path))
+                    return Trained(model.eval(), float(about["seconds"]), str(about["device"]), weights_digest(model))
+            model = networks.build(self.experiment.network, self.streams.initial(client))
+            began = time.perf_counter()
+            _fit(self.experiment.training, model.to(device), *self._examples(client), self.streams.training(client))
+            seconds = round(time.perf_counter() - began, 4)
+            trained = {"seconds": seconds, "device": machine(device), "versions": versions(), **self._described(client)}
+            storage.write_tensors(path, "model", model.cpu().state_dict(), {"recipe": {}, "trained": trained})
+        return Trained(model, seconds, machine(device), weights_digest(model))
+
+    def _described(self, client: int) -> dict[str, Any]:
+        return {"experiment": self.experiment.name, "cell": dict(self.cell), "seed": self.seed, "client": client}
+
+    def _identity(self, client: int) -> str:
+        return digest(
+            self.dataset.digest,
+            hashlib.sha256(np.ascontiguousarray(self.parts[client], "<i8").tobytes()).hexdigest(),
+            self.experiment.network,
+            repr(self.experiment.training),
+            self.streams.initial(client).initial_seed(),
+            self.streams.training(client).initial_seed(),
+            self.code.digest,
+        )
+
+
+def _fit(
+    training: LocalTraining, model: nn.Module, x: torch.Tensor, y: torch.Tensor, generator: torch.Generator
+) -> None:
+    training(model, x, y, generator)
+
+
+def batch_size(experiment: Experiment) -> int:
+    """The size of the batches that statistics are gathered from.
+
+    16 training batches at a time are faster. The projectors cut batches into pieces of `MEAN_OF`, so they are the same
+    only if a training batch consists of whole pieces; otherwise the batches of training are used as they are.
+    """
+    size = experiment.training.batch_size
+    return size if size % MEAN_OF else 16 * size
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A digest of all weights, bit for bit."""
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("MAECHO_CACHE") or Path.home() / ".cache" / "maecho")
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]

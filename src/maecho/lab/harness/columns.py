@@ -1,0 +1,219 @@
+"""The columns of one run: what each kind of column measures, and the record of it.
+
+A column is measured on a `Bench`, which trains the clients and gathers their statistics when they are first asked for,
+and keeps the time of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maecho.aggregation import aggregate, choose
+from maecho.echo.relay import relay
+from maecho.evaluation import Ensemble, evaluate
+from maecho.lab import data, networks
+from maecho.lab.experiment import drawn_by, gathered, plain, protocol, settings
+from maecho.lab.harness.clients import Client, Cohort, Trained, digest
+from maecho.lab.harness.code import Code
+from maecho.lab.harness.machine import machine, versions
+from maecho.network import spaces
+from maecho.statistics import STATISTICS
+from maecho.upload.client import make_upload
+from maecho.upload.upload import Upload
+
+Options = Mapping[str, Any]
+"""A column of a config: its method and what it sets."""
+
+TEST_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of a column."""
+
+    models: list[nn.Module]
+    """Accuracy is the mean over these."""
+    trained: list[Trained]
+    """What was trained for it."""
+    bytes: int
+    """What the client sends that sends most."""
+    gathering: float
+    """Seconds of passes over the clients' data before anything is merged, all clients together."""
+    merging: float
+    """Seconds of all that follows."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The uploads of all clients."""
+
+    uploads: list[Upload]
+    seconds: float
+
+
+class Bench:
+    """The clients of one run, and what was gathered from them so far."""
+
+    def __init__(self, cohort: Cohort, device: str, on_client: Callable[[int, int], None] | None = None):
+        self.cohort, self.device, self._on_client = cohort, device, on_client
+        self._gathered: dict[str, Gathered] = {}
+        self.chains: dict[str, tuple[Mapping[str, Tensor], float]] = {}
+        """What echo-chain has fitted, by what decides it, and in how many seconds: relays go on from it."""
+
+    @cached_property
+    def trained(self) -> list[Trained]:
+        return self.cohort.train(self.device, self._on_client)
+
+    @cached_property
+    def clients(self) -> list[Client]:
+        """Models on the device, each with its data."""
+        return [(one.model.to(self.device), self.cohort.batches(i)) for i, one in enumerate(self.trained)]
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return [model for model, _ in self.clients]
+
+    @property
+    def weights_bytes(self) -> int:
+        """The size of one client's weights."""
+        return sum(tensor.nbytes for tensor in self.network().state_dict().values())
+
+    def network(self) -> nn.Module:
+        """A network of the clients' architecture, of which only the shapes matter."""
+        return networks.build(self.cohort.experiment.network, torch.Generator().manual_seed(0))
+
+    def gather(self, names: Collection[str], how: Mapping[str, Any]) -> Gathered:
+        """Uploads with these statistics. Columns that ask for the same share them."""
+        key = repr((sorted(names), how))
+        if key not in self._gathered:
+            began = time.perf_counter()
+            uploads = [
+                make_upload(
+                    model,
+                    batches,
+                    f"client-{i:03}",
+                    sorted(names),
+                    progress=False,
+                    generator=self.cohort.streams.labels(i),
+                    **{"rank": None, **how},
+                )
+                for i, (model, batches) in enumerate(self.clients)
+            ]
+            # If they do not all fit, `aggregate` moves each of them when it reads it.
+            with contextlib.suppress(torch.OutOfMemoryError):
+                uploads = [upload.to(self.device) for upload in uploads]
+            self._gathered[key] = Gathered(uploads, time.perf_counter() - began)
+        return self._gathered[key]
+
+
+def local(bench: Bench, options: Options) -> Measured:
+    """Every client's own model, which nobody sends."""
+    return Measured(bench.models, bench.trained, 0, 0.0, 0.0)
+
+
+def pooled(bench: Bench, options: Options) -> Measured:
+    """One model, trained on the data of all clients together: the ceiling."""
+    (one,) = bench.cohort.pooled().train(bench.device)
+    return Measured([one.model], [one], 0, 0.0, 0.0)
+
+
+def ensemble(bench: Bench, options: Options) -> Measured:
+    """All clients' models together."""
+    counts = [torch.tensor(counts) for counts in bench.cohort.class_counts]
+    by = options.get("by", "probabilities")
+    sent = bench.weights_bytes + (counts[0].nbytes if by == "class-aware" else 0)
+    return Measured([Ensemble(bench.models, by, counts)], bench.trained, sent, 0.0, 0.0)
+
+
+def relayed(bench: Bench, options: Options) -> Measured:
+    """echo-relay. Where inputs are drawn, it goes on from an echo-chain that has drawn the same."""
+    arguments = protocol(options, bench.cohort.streams.method())
+    drawn = "drawing" in arguments
+    before = bench.gather(gathered(options), options.get("upload", {})) if drawn else Gathered([], 0.0)
+    start, already = bench.chains.get(drawn_by(options) or "", (None, 0.0))
+    began = time.perf_counter()
+    merged = relay(
+        bench.network().to(bench.device),
+        bench.clients,
+        uploads=before.uploads if drawn else None,
+        start=start,
+        progress=False,
+        **arguments,
+    )
+    model = bench.network()
+    model.load_state_dict(merged)
+    sent = merged.recipe["upload_bytes"] + sum(stage["bytes"] for stage in merged.recipe["rounds"])
+    return Measured([model], bench.trained, sent, before.seconds, already + time.perf_counter() - began)
+
+
+def merged(bench: Bench, options: Options) -> Measured:
+    """A method of METHODS."""
+    wanted = gathered(options)
+    found = bench.gather(wanted, options.get("upload", {}))
+    # A copy of the options with the run's seed, if the method draws anything and the config does not say how.
+    arguments: dict[str, Any] = {"device": bench.device, **plain(options)}
+    if any(f.name == "seed" for f in fields(choose(**plain(options))[1])):  # type: ignore[arg-type]
+        arguments.setdefault("seed", bench.cohort.streams.method())
+    model = bench.network()
+    began = time.perf_counter()
+    state = aggregate(found.uploads, model=model, **arguments)
+    seconds = time.perf_counter() - began
+    key = drawn_by(options)
+    if key is not None:
+        bench.chains[key] = state, seconds
+    sent = max(upload.bytes(wanted) for upload in found.uploads)
+    return Measured([spaces.load(model, state)], bench.trained, sent, found.seconds, seconds)
+
+
+KINDS: dict[str, Callable[[Bench, Options], Measured]] = {
+    "local": local,
+    "pooled": pooled,
+    "ensemble": ensemble,
+    "echo-relay": relayed,
+}
+"""What is measured for the methods that need the clients themselves. All others are `merged`."""
+
+
+def code_of(options: Options) -> Code:
+    """All code that a column depends on beside that of its clients."""
+    rows: list[type] = [type(STATISTICS[name]) for name in sorted(gathered(options))]
+    if options["method"] not in KINDS:
+        rows.append(type(choose(**plain(options))[1]))
+    return Code.of(KINDS.get(options["method"], merged), accuracy, *rows)
+
+
+def measure(bench: Bench, options: Options) -> dict[str, Any]:
+    """Measure a column. Its record says all that it depends on."""
+    found = KINDS.get(options["method"], merged)(bench, options)
+    return {
+        "settings": settings(options),
+        "accuracy": accuracy(found.models, bench.cohort.dataset, bench.device),
+        "seconds": {
+            "training": round(sum(one.seconds for one in found.trained), 4),
+            "gathering": round(found.gathering, 4),
+            "merging": round(found.merging, 4),
+        },
+        "bytes": found.bytes,
+        "device": machine(bench.device),
+        "trained_on": ", ".join(sorted({one.device for one in found.trained})),
+        "versions": versions(),
+        "data": bench.cohort.dataset.digest,
+        "clients": bench.cohort.made_of,
+        "weights": digest(*(one.weights for one in found.trained)),
+        "code": code_of(options).digest,
+    }
+
+
+def accuracy(models: list[nn.Module], dataset: data.Dataset, device: str) -> float:
+    """On the test examples, in per cent; the mean, if there are several models."""
+    test = data.batches(dataset.x_test, dataset.y_test, TEST_BATCH)
+    return round(100 * statistics.fmean(evaluate(one.to(device), test, progress=False).accuracy for one in models), 2)

@@ -1,0 +1,71 @@
+"""Random streams by name. Everything that identifies a draw decides its stream, so draws share one only on purpose."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from maecho.lab.experiment import Cell, Experiment, split_of
+
+
+def stream(purpose: str, **identity: Any) -> np.random.SeedSequence:
+    """The stream of one draw: 256 bits of a hash of its purpose and of all that identifies it."""
+    text = json.dumps({"purpose": purpose, **identity}, sort_keys=True)
+    return np.random.SeedSequence(np.frombuffer(hashlib.sha256(text.encode()).digest(), "<u4").tolist())
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All streams of one cell with one seed.
+
+    All columns of a cell share them: they compare methods on the same clients. Cells share nothing, with one exception:
+    cells that split the same data in the same way have the same partition, so that rows which differ in the
+    initialisation alone can be compared.
+    """
+
+    data: str
+    network: str
+    cell: Cell
+    seed: int
+
+    @classmethod
+    def of(cls, experiment: Experiment, cell: Cell, seed: int) -> Streams:
+        return cls(experiment.data, experiment.network, cell, seed)
+
+    def partition(self) -> np.random.Generator:
+        """Divides the examples among clients."""
+        sequence = stream("partition", data=self.data, split=split_of(self.cell), seed=self.seed)
+        return np.random.default_rng(sequence)
+
+    def initial(self, client: int) -> torch.Generator:
+        """Initial weights: one stream for all clients, or one for each if the cell says so."""
+        same = self.cell.get("init", "same") == "same"
+        return self._torch("initial weights", client=None if same else client)
+
+    def training(self, client: int) -> torch.Generator:
+        """The order of examples in training, and what dropout drops."""
+        return self._torch("training", client=client)
+
+    def batches(self, client: int) -> torch.Generator:
+        """The order in which statistics are gathered."""
+        return self._torch("batches", client=client)
+
+    def labels(self, client: int) -> torch.Generator:
+        """The random signs of sampled labels."""
+        return self._torch("labels", client=client)
+
+    def method(self) -> int:
+        """The seed of all methods that draw: columns that draw the same inputs can share them."""
+        return int(self._sequence("method").generate_state(1)[0])
+
+    def _torch(self, purpose: str, **more: Any) -> torch.Generator:
+        state = self._sequence(purpose, **more).generate_state(1, np.uint64)[0]
+        return torch.Generator().manual_seed(int(state) >> 1)  # torch takes 63 bits
+
+    def _sequence(self, purpose: str, **more: Any) -> np.random.SeedSequence:
+        return stream(purpose, data=self.data, network=self.network, cell=dict(self.cell), seed=self.seed, **more)

@@ -1,0 +1,148 @@
+"""Every kind of column on data whose accuracies are known: each wrong reading would give another number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maecho.lab.harness import columns
+from maecho.lab.harness.runs import reproduce
+from support import known
+
+BETA = 0.1
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> known.Training:
+    monkeypatch.setenv("MAECHO_CACHE", str(tmp_path / "cache"))
+    return known.Training(monkeypatch)
+
+
+def run(tmp_path: Path, methods: dict[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    (found,) = reproduce(known.experiment(methods, **changes), tmp_path)["runs"]
+    return found
+
+
+def matrices(found: dict[str, Any]) -> list[np.ndarray]:
+    """What `known.fit` has given the clients, from the partition that the run reports."""
+    held = [[c for c, n in enumerate(counts) if n] for counts in found["partition"]]
+    return [known.weights(one, known.SCALES[i]) for i, one in enumerate(held)]
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    shares: np.ndarray = np.exp(scores) / np.exp(scores).sum(0)
+    return shares
+
+
+def test_accuracy_is_that_on_the_test_examples(tmp_path: Path, training: known.Training) -> None:
+    """A perfect model is right on all training examples, and on three quarters of the test."""
+    found = run(tmp_path, {"pooled": {"method": "pooled"}})
+    assert found["columns"]["pooled"]["accuracy"] == known.PERFECT == known.accuracy(np.eye(4))
+    assert training.count == 1, "one model, trained on all data"
+
+
+def test_local_is_the_mean_over_all_clients(tmp_path: Path, training: known.Training) -> None:
+    found = run(tmp_path, {"local": {"method": "local"}})
+    each = [known.accuracy(W) for W in matrices(found)]
+    assert len(set(each)) == 3, "otherwise one client could stand for all"
+    assert found["columns"]["local"]["accuracy"] == round(sum(each) / 3, 2)
+
+
+def test_ensembles_combine_as_they_say(tmp_path: Path, training: known.Training) -> None:
+    found = run(
+        tmp_path,
+        {
+            "ensemble": {"method": "ensemble"},
+            "ensemble, logits": {"method": "ensemble", "by": "logits"},
+            "ensemble, class-aware": {"method": "ensemble", "by": "class-aware"},
+        },
+        cells=({"clients": 3, "beta": 0.5},),
+        seeds=(1,),
+    )
+    Ws = np.stack(matrices(found))
+    held = (np.array(found["partition"]) > 0).astype(float)
+    assert (held.sum(0) > 1).any(), "a class of several clients"
+    expected = {
+        "ensemble": softmax_mean(Ws),
+        "ensemble, logits": Ws.mean(0),
+        "ensemble, class-aware": np.einsum("nkj,nk->kj", Ws, held) / held.sum(0)[:, None],
+    }
+    accuracies = {name: known.accuracy(scores) for name, scores in expected.items()}
+    assert {name: column["accuracy"] for name, column in found["columns"].items()} == accuracies
+
+
+def softmax_mean(Ws: np.ndarray) -> np.ndarray:
+    return np.mean([softmax(W) for W in Ws], axis=0)
+
+
+def test_a_method_of_the_table_merges_the_clients(tmp_path: Path, training: known.Training) -> None:
+    """The average by examples, which differs from that without weights."""
+    found = run(
+        tmp_path,
+        {"fedavg": {"method": "fedavg"}, "average, uniform": {"method": "fedavg", "weighting": "uniform"}},
+    )
+    Ws = np.stack(matrices(found))
+    examples = np.array(found["partition"]).sum(1)
+    assert found["columns"]["fedavg"]["accuracy"] == known.accuracy(np.average(Ws, axis=0, weights=examples))
+    assert found["columns"]["average, uniform"]["accuracy"] == known.accuracy(Ws.mean(0))
+
+
+@pytest.mark.parametrize("method", ["echo-relay", "echo-chain", "regmean", "ma-echo"])
+def test_one_client_alone_comes_back(
+    tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Its model takes class 0 for class 1 and the other way round, so nothing that learns the labels would equal it."""
+    monkeypatch.setattr(known, "weights", lambda held, scale: np.eye(4)[[1, 0, 2, 3]])
+    found = run(tmp_path, {method: {"method": method}}, cells=({"clients": 1, "beta": 10},))
+    swapped = known.accuracy(np.eye(4)[[1, 0, 2, 3]])
+    assert found["columns"][method]["accuracy"] == swapped != known.PERFECT
+
+
+def test_initialisations_are_the_same_or_different(tmp_path: Path, training: known.Training) -> None:
+    run(tmp_path, {"local": {"method": "local"}})
+    same, training.starts = training.starts, []
+    run(
+        tmp_path / "different",
+        {"local": {"method": "local"}},
+        cells=({"clients": 3, "beta": BETA, "init": "different"},),
+    )
+    assert len(same) == len(training.starts) == 3
+    assert all(torch.equal(start, same[0]) for start in same)
+    assert len({tuple(start.flatten().tolist()) for start in training.starts}) == 3
+
+
+def test_every_client_has_a_random_stream_of_its_own(tmp_path: Path, training: known.Training) -> None:
+    run(tmp_path, {"local": {"method": "local"}})
+    assert len(set(training.seeds)) == 3
+
+
+def test_the_order_of_batches_and_the_signs_of_labels_differ_between_clients_and_seeds(
+    tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, seen = columns.make_upload, []
+
+    def watched(model: Any, batches: Any, client: str, *args: Any, **options: Any) -> Any:
+        seen.append((batches.rng.initial_seed(), options["generator"].initial_seed()))
+        return made(model, batches, client, *args, **options)
+
+    monkeypatch.setattr(columns, "make_upload", watched)
+    for seed in (0, 1):
+        run(tmp_path / str(seed), {"fedavg": {"method": "fedavg"}}, seeds=(seed,))
+    orders, signs = zip(*seen, strict=True)
+    assert len(set(orders) | set(signs)) == 12
+
+
+def test_seconds_are_of_training_gathering_and_merging(
+    tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds of training are kept with the client: a run that reads it from the cache says the same."""
+    first = run(tmp_path, {"fedavg": {"method": "fedavg"}})["columns"]["fedavg"]
+    second = run(tmp_path / "again", {"fedavg": {"method": "fedavg"}})["columns"]["fedavg"]
+    assert training.count == 3
+    assert set(first["seconds"]) == {"training", "gathering", "merging"}
+    assert first["seconds"]["training"] == second["seconds"]["training"] > 0
+    assert first["seconds"]["gathering"] != second["seconds"]["gathering"], "measured each time"
