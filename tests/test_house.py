@@ -33,6 +33,7 @@ LEAVES = {
     "matplotlib": {"lab/plots.py"},
     "PIL": {"lab/data/domains.py"},
     "datasets": {"lab/data/hub.py"},
+    "torchvision": {"backbones/resnet.py"},
     "jaxtyping": None,
 }
 """What else may be imported, and where. jaxtyping is for the type checker alone."""
@@ -61,6 +62,7 @@ ROOMS = (
     "alignment",
     "echo",
     "aggregation",
+    "backbones",
     "evaluation",
     "lab",
     "cli",

@@ -13,6 +13,7 @@ from maecho.lab.data.domains import pacs
 from maecho.lab.data.handwritten import digits, mnist, usps
 from maecho.lab.data.hub import from_hub
 from maecho.lab.data.layouts import LAYOUTS
+from maecho.lab.data.weights import backbone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ __all__ = [
     "DATASETS",
     "Batches",
     "Dataset",
+    "backbone",
     "batches",
     "cifar10",
     "cifar100",
