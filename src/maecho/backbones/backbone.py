@@ -77,6 +77,7 @@ def features(
 
     Args:
         images: grey or RGB, uint8, or numbers in [0, 1].
+        device: where it runs; the backbone is moved there.
         pixels: brings a batch of other images to [0, 1], e.g. `Dataset.pixels`.
         progress: True or False for a bar or none; None for a bar only on a terminal.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from maecho.errors import InputError
 from maecho.lab.data import load, pacs
 from maecho.lab.data.domains import CLASSES, DOMAINS
+from maecho.lab.data.known import KNOWN, Known
 
 image = pytest.importorskip("PIL.Image", reason="needs pillow")
 
@@ -86,6 +88,29 @@ def test_missing_or_other_pictures(tmp_path: Path) -> None:
         (root / "sketch" / "house").rename(root / "sketch" / "home")
         with pytest.raises(InputError, match=re.escape(f"{root}: PACS must have the folder sketch/house, got none")):
             pacs(tmp_path)
+
+
+@pytest.mark.usefixtures("known_files_only")
+def test_one_picture_in_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write(tmp_path)
+    for domain in DOMAINS:
+        monkeypatch.setitem(KNOWN["pacs"], domain, Known((35,), checksum(root, domain)))
+    pacs(tmp_path)
+    first, second = (root / "photo" / kind / "pic_0.png" for kind in ("dog", "house"))
+    first.write_bytes(second.read_bytes())
+    message = f"{root / 'photo'}: photo of pacs must have the SHA-256 {KNOWN['pacs']['photo'].sha256[:16]}…, got "
+    with pytest.raises(InputError, match=re.escape(message)):
+        pacs(tmp_path)
+
+
+def checksum(root: Path, domain: str) -> str:
+    """As docs/data.md says it."""
+    whole = b""
+    for kind in CLASSES:
+        for file in sorted((root / domain / kind).iterdir()):
+            content = file.read_bytes()
+            whole += f"{kind}/{file.name}\n{len(content)}\n".encode() + content
+    return hashlib.sha256(whole).hexdigest()
 
 
 @pytest.mark.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import re
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import torch
 
 from maecho.errors import InputError
 from maecho.lab.data import digits, load, mnist, usps
-from support.datafiles import LABELS, PIXELS, WRITERS, idx, npz_arrays, qmnist, write_mnist
+from maecho.lab.data.known import KNOWN, Known
+from support.datafiles import LABELS, PIXELS, WRITERS, idx, mnist_files, npz_arrays, qmnist, write_mnist
 
 IMAGES = "train-images-idx3-ubyte"
 AUTHORS = "qmnist-train-labels-idx2-int"
@@ -178,6 +180,24 @@ def test_other_files_are_refused_unless_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         mnist(tmp_path)
     load_own(tmp_path)
+
+
+@pytest.mark.usefixtures("known_files_only")
+def test_a_swapped_label_or_another_pixel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checksum is that of the values, little-endian in QMNIST's table of the rows that are MNIST's."""
+    for name, array in mnist_files().items():
+        part = "mnist-writers" if name.startswith("qmnist") else "mnist"
+        used = array[: len(LABELS["t10k"])] if name == "qmnist-test-labels-idx2-int" else array
+        content = hashlib.sha256(used.astype(used.dtype.newbyteorder("<")).tobytes()).hexdigest()
+        monkeypatch.setitem(KNOWN[part], name, Known(used.shape, content))
+    write_mnist(tmp_path)
+    assert len(mnist(tmp_path, writers=True).group_names) == 5
+    for file in (IMAGES, "train-labels-idx1-ubyte", AUTHORS):
+        changed = mnist_files()[file].copy()
+        changed.reshape(-1)[[2, 3]] = changed.reshape(-1)[[3, 2]]
+        write_mnist(tmp_path, **{file: changed})
+        with pytest.raises(InputError, match=re.escape(f"{tmp_path / file}: {file} of mnist") + ".* have the SHA-256"):
+            mnist(tmp_path, writers=True)
 
 
 @pytest.mark.usefixtures("own_files")
