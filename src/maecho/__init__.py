@@ -59,6 +59,7 @@ _HOMES = {
 _ROOMS = (
     "aggregation",
     "alignment",
+    "backbones",
     "echo",
     "evaluation",
     "lab",
