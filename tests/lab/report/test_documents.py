@@ -16,7 +16,7 @@ from support import records
 from support.configs import HEAD
 from support.records import record
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 CONFIG = (
     HEAD

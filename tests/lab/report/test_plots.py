@@ -19,7 +19,7 @@ from maecho.lab.report.plots import _apart, against_bytes
 from maecho.lab.report.tables import summarise
 from support import records
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def measured(config: Experiment, sizes: bool = True) -> dict[str, Any]:
