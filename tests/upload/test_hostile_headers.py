@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from maecho import Upload, UploadError, aggregate, make_upload
+from maecho.network.layers import Layer
 from maecho.upload import storage
+from maecho.upload.header import WHOLE, check_architecture
 from support import damage
 from support.tiny import ANN, batches, cases, network, refused, saved, upload, with_statistics
 
@@ -162,6 +164,72 @@ def test_a_header_that_says_what_cannot_be(
         Upload.load(path)
     with pytest.raises(UploadError):
         aggregate([upload("bob"), path])
+
+
+UNSEEN: dict[str, tuple[dict[str, Any], str]] = {
+    "beside a statistic": (
+        {"classes/more": "targets"}, "classes must hold tensors that maecho reads, got 'more' besides",
+    ),
+    "a statistic in another": (
+        {f"moments/more/{part}": f"moments/{part}" for part in ("classes", "counts", "means")},
+        "moments must hold tensors that maecho reads, got 'more/classes' besides",
+    ),
+    "of another end": ({"gram/0/more": "targets"}, "gram must hold tensors that maecho reads, got '0/more' besides"),
+    "two residuals": (
+        {f"features/2/{part}": "features/2/means" for part in ("residual", "residual_of_cosines")},
+        "features must have one of residual and residual_of_cosines, got both",
+    ),
+    "a weight without a name": ({"weights": "targets"}, "must be named weights/<name>, got 'weights'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "sentence"), **cases(UNSEEN))
+def test_no_tensor_travels_unseen(tmp_path: Path, more: dict[str, str], sentence: str) -> None:
+    """`inspect` shows what was read. So a file must not hold tensors that nobody reads."""
+    path = saved(tmp_path)
+    about, tensors = storage.read_about(path, "upload"), load_file(path)
+    damage.forged(path, tensors | {key: tensors[like] for key, like in more.items()}, about)
+    with refused(str(path), sentence):
+        Upload.load(path)
+
+
+def test_shapes_of_an_entry_that_is_not_there(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    about = storage.read_about(path, "upload")
+    facts = {**about["statistics"], "features": {"0": {"shape": [4]}, **about["statistics"]["features"]}}
+    damage.forged(path, load_file(path), {**about, "statistics": facts})
+    with refused(str(path), "features must have the entry '0' as the header says, got none"):
+        Upload.load(path)
+
+
+@pytest.mark.parametrize("key", ["classes", "moments/counts", "features/2/covariances/ranks"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_many_whole_numbers_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, dtype: torch.dtype
+) -> None:
+    """Python reads them one by one. A sparse file of 4 GB of small numbers would take 40 GB."""
+    path = saved(tmp_path)
+    about, tensors = storage.read_about(path, "upload"), load_file(path)
+    damage.forged(path, {**tensors, key: torch.zeros(WHOLE, dtype=dtype)}, about)
+    monkeypatch.setattr(storage.File, "read", lambda file, name: pytest.fail("it was read"))
+    with refused(str(path), f"statistics must hold at most {WHOLE} whole numbers, got {WHOLE + 18}"):
+        Upload.load(path)
+
+
+def test_the_time_for_layers_does_not_grow_with_their_square() -> None:
+    """A header of 8 MB lists 26,000 layers. Each is looked up among the weights; nothing walks over all weights for
+    each of them."""
+    walks = 0
+
+    class Counted(dict[str, torch.Tensor]):
+        def items(self) -> Any:
+            nonlocal walks
+            walks += 1
+            return super().items()
+
+    weights = Counted({str(i): torch.zeros(1, 1) for i in range(50)})
+    check_architecture("ann", weights, [Layer(name, name) for name in weights], None, {})
+    assert walks <= 2
 
 
 HUGE = 2**62

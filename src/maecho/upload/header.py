@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,14 +18,21 @@ from torch import Tensor
 from maecho import names, schema
 from maecho._version import __version__
 from maecho.errors import InputError, UploadError
+from maecho.linalg.gaussians import RESIDUAL
 from maecho.network import spaces as network_spaces
 from maecho.network.layers import Layer
 from maecho.network.spaces import Space
+from maecho.statistics.parts import SUFFIXES
+from maecho.statistics.statistic import Statistic
 from maecho.upload import version_1
+from maecho.upload.envelope import Entry
 from maecho.upload.storage import File
 
 LARGEST = 2**53
 """The largest whole number. Float64 is exact up to here, and the sum of two fits into 64 bits."""
+WHOLE = 2**18
+"""The most whole numbers that the statistics of a file may hold. They are counts and labels, which Python reads one by
+one: each takes ten times its size in memory, and a Gaussian with a count takes 50 µs."""
 RECIPE = 2**18
 """The most characters of a recipe's JSON."""
 _AXES = 8
@@ -61,8 +68,8 @@ class Header:
         return asdict(self)
 
 
-def read(file: File, known: Collection[str]) -> Header:
-    """Read and check the header of an open file. `known` are the names of all statistics."""
+def read(file: File, known: Mapping[str, Statistic]) -> Header:
+    """Read and check the header of an open file. `known` are all statistics by name."""
     try:
         about = version_1.as_today(file) if file.version == 1 else file.about
         header = schema.convert(about, Header)
@@ -169,8 +176,9 @@ def check_architecture(
             if value in seen:
                 raise UploadError(f"{client}: layers must have one {what} each, got {value!r} twice")
             seen.add(value)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
     for layer in layers:
-        _check_layer(client, layer, weights)
+        _check_layer(client, layer, weights, shapes)
     if head is not None and head not in {layer.name for layer in layers}:
         raise UploadError(f"{client}: the head must be one of its layers, got {head!r}")
 
@@ -190,7 +198,7 @@ def check_spaces(client: str, weights: Mapping[str, Tensor], spaces: Iterable[Sp
         raise UploadError(f"{client}: {error}") from error
 
 
-def _check_layer(client: str, layer: Layer, weights: Mapping[str, Tensor]) -> None:
+def _check_layer(client: str, layer: Layer, weights: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
     names.check(f"{client}: a layer", layer.name, empty=True)
     for part in (layer.weight, layer.bias):
         if part is not None and part in weights and not weights[part].is_floating_point():
@@ -202,7 +210,7 @@ def _check_layer(client: str, layer: Layer, weights: Mapping[str, Tensor]) -> No
             raise UploadError(
                 f"{client}: {part!r} must have no axis of length 0, since it belongs to a layer, got {shape}"
             )
-    wrong = layer.complaint({name: tensor.shape for name, tensor in weights.items()})
+    wrong = layer.complaint(shapes)
     if wrong:
         raise UploadError(f"{client}: {wrong}")
 
@@ -212,13 +220,48 @@ def _check_shape(what: str, shape: tuple[int, ...]) -> None:
         raise UploadError(f"{what} must have a shape of positive numbers, got {list(shape[: _AXES + 1])}")
 
 
-def _check_statistics(header: Header, listing: Iterable[str], known: Collection[str]) -> None:
-    """Raise UploadError unless every tensor belongs to the weights or to a statistic that the header lists."""
-    stated = header.statistics.keys()
-    if not stated <= set(known):
-        raise UploadError(f"{header.client}: statistics must be among {', '.join(known)}, got {list(stated)}")
+def _check_statistics(header: Header, listing: Mapping[str, Entry], known: Mapping[str, Statistic]) -> None:
+    """Raise UploadError unless every tensor is read as part of the weights or of a statistic that the header lists.
+
+    So no tensor can travel in a file unseen, since `inspect` shows what was read.
+    """
+    client, stated = header.client, header.statistics.keys()
+    if not stated <= known.keys():
+        raise UploadError(f"{client}: statistics must be among {', '.join(known)}, got {list(stated)}")
     listed = {name.split("/")[0] for name in listing}
     for part in sorted(listed - stated - {"weights"}):
-        raise UploadError(f"{header.client}: tensors of {part!r} must be of a listed statistic, got one that is not")
+        raise UploadError(f"{client}: tensors of {part!r} must be of a listed statistic, got one that is not")
     for name in stated - listed if header.layers else ():
-        raise UploadError(f"{header.client}: {name} must be there as the header says, got none")
+        raise UploadError(f"{client}: {name} must be there as the header says, got none")
+    found: dict[str, set[str]] = {name: set() for name in stated}
+    for key in sorted(listing):
+        part, _, rest = key.partition("/")
+        if part in found:
+            found[part].add(_entry(client, known[part], rest, listing))
+        elif not rest:
+            raise UploadError(f"{client}: a tensor of the weights must be named weights/<name>, got {key!r}")
+    for name, entries in header.statistics.items():
+        for entry in sorted(entries.keys() - found[name]):
+            raise UploadError(f"{client}: {name} must have the entry {entry!r} as the header says, got none")
+    whole = sum(
+        math.prod(entry.shape)
+        for key, entry in listing.items()
+        if key.partition("/")[0] in found and not entry.dtype.is_floating_point
+    )
+    if whole > WHOLE:
+        raise UploadError(f"{client}: statistics must hold at most {WHOLE} whole numbers, got {whole}")
+
+
+def _entry(client: str, statistic: Statistic, rest: str, listing: Container[str]) -> str:
+    """The entry of a statistic (a layer, a weight) that a tensor belongs to. `rest` is its key without the statistic's
+    name."""
+    suffixes = SUFFIXES[statistic.kind]
+    suffix = next((one for one in suffixes if one and f"/{rest}".endswith(f"/{one}")), "")
+    entry = rest.removesuffix(suffix).removesuffix("/") if suffix else rest
+    what = f"{client}: {statistic.name}"
+    if (not suffix and "" not in suffixes) or (entry and not statistic.by_name):
+        raise UploadError(f"{what} must hold tensors that maecho reads, got {rest!r} besides")
+    start = "/".join(filter(None, (statistic.name, entry)))
+    if suffix in RESIDUAL.values() and all(f"{start}/{one}" in listing for one in RESIDUAL.values()):
+        raise UploadError(f"{what} must have one of {' and '.join(RESIDUAL.values())}, got both")
+    return entry

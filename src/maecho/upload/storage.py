@@ -45,7 +45,8 @@ class Limits:
     """The largest file and header that are read. MAECHO_MAX_FILE and MAECHO_MAX_HEADER change the defaults."""
 
     file: int = 4 * 2**30
-    """In bytes. Reading a file takes as much memory as the file has, and checking it up to twice as much again."""
+    """In bytes. Reading a file takes as much memory as the file has, and checking it up to twice as much again (four
+    times if its numbers have 16 bits)."""
     header: int = 8 * 2**20
     """In bytes. A layer with all its statistics takes about 3 kB. Parsing a hostile header takes up to 25 times its
     size in memory."""
