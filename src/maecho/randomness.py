@@ -1,4 +1,7 @@
-"""Seeds, by what they are for. Torch's global generators, which dropout and initial weights draw from, for a while."""
+"""Makes a seed from the purpose it serves, and seeds torch's global generators for a while.
+
+Dropout and initial weights draw from the global generators.
+"""
 
 from __future__ import annotations
 

@@ -66,9 +66,10 @@ __all__ = [
 def choose(
     method: str | Method, *, model: nn.Module | None = None, device: devices.Device | None = None, **options: Any
 ) -> tuple[str, Method]:
-    """A method by name or as it is, with options changed. Raises InputError for a name or option that is not there.
+    """Find a method by its name, or take a method object, and change some of its options.
 
-    A `model` and a `device` go to methods that run the network; the others have no use for them.
+    Raises InputError if there is no such name or option. `model` and `device` are passed on to methods that have
+    options of these names. Other methods do not need them.
     """
     if not isinstance(method, str):
         name = next((n for n, known in METHODS.items() if type(known) is type(method)), type(method).__name__)
@@ -94,7 +95,7 @@ def choose(
 
 
 def gathered_for(method: Method) -> frozenset[str]:
-    """The statistics that a method needs, and those that it makes something of where they are there."""
+    """The statistics that a method needs, and the optional ones that it reads if an upload has them."""
     return method.needs | getattr(method, "uses", frozenset())
 
 
@@ -109,20 +110,20 @@ def aggregate(
     """Merge uploads, or the files that hold them, into one state_dict.
 
     Args:
-        uploads: Upload objects or paths; paths are read one at a time.
-        method: a name from METHODS, or a method made by hand.
+        uploads: Upload objects or paths. Paths are read one at a time.
+        method: a name from METHODS, or a method object.
         model: the network that the uploads are weights of. Methods that run it (`dense`, `echo-chain`, `ot` by
-            activations) need it, all others ignore it, so it may always be given. It is not changed.
-        device: where the work is done, e.g. "cuda"; each upload is moved there when its turn comes. By default where
-            the uploads are, but for `dense`, which takes CUDA if there is one.
-        options: its hyper-parameters, e.g. `steps=30`.
+            activations) need it. All others ignore it, so it may always be given. It is not changed.
+        device: where the work is done, e.g. "cuda". Each upload is moved there when its turn comes. By default the work
+            is done where the uploads are; only `dense` takes CUDA if there is one.
+        options: hyper-parameters of the method, e.g. `steps=30`.
 
     Returns:
-        A state_dict on the device where the uploads are (files: the CPU), with `averaged` (the names that have no input
-        matrix) and `recipe` (how it was made) beside.
+        A state_dict on the device of the uploads (the CPU if they are files). Its attribute `averaged` names the
+            weights that have no input matrix, and `recipe` says how it was made.
     """
     name, chosen = choose(method, model=model, device=device, **options)
-    # A method with a device of its own moves what it needs there: models, not statistics.
+    # A method that has an option `device` moves to it what it needs. These are models, not statistics.
     uses = gathered_for(chosen) - chosen.needs
     cohort = Cohort(uploads, chosen.needs, name, None if hasattr(chosen, "device") else device, uses)
     began = time.perf_counter()
@@ -134,7 +135,7 @@ def aggregate(
             f"too large for {merged[lost[0]].dtype}"
         )
     if cohort.device is not None:
-        back = {id(tensor): tensor.to(cohort.home) for tensor in merged.values()}  # what is tied stays tied
+        back = {id(tensor): tensor.to(cohort.home) for tensor in merged.values()}  # tied tensors stay tied
         merged.update({key: back[id(tensor)] for key, tensor in merged.items()})
     merged.recipe = make_recipe(
         name, repr(chosen), len(cohort), time.perf_counter() - began, upload_bytes=cohort.upload_bytes

@@ -33,10 +33,10 @@ class AFL:
     """A new head for a backbone that all clients share.
 
     Args:
-        ridge: γ, as a share of the mean eigenvalue of Σ XᵀX. The default is well above what float32 uploads round away.
+        ridge: γ, as a share of the mean eigenvalue of Σ XᵀX. The default is well above the rounding of float32 uploads.
             0 is least squares (the solution of smallest norm, if there are several).
-        backbone: what stands before the head must be "shared" by all clients, or the "average" is taken. The head was
-            fitted to other inputs than those that an average gives it.
+        backbone: "shared" refuses clients whose weights before the head differ. "average" averages these weights. The
+            head was then fitted to other inputs than it will get.
     """
 
     guide: ClassVar[Guide] = Guide(

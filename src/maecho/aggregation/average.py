@@ -22,7 +22,7 @@ from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 HOLDS = 2
-"""A client holds a class if it has this many examples of it: the release does not count a single one."""
+"""A client holds a class if it has at least this many examples of it. The release does not count a single example."""
 
 
 class Mean:
@@ -44,7 +44,7 @@ class Mean:
     def add(self, upload: Upload) -> None:
         self._first = self._first or upload
         p = upload.examples if self.weighting == "examples" else 1
-        # The name decides between equals, so that the order of clients does not.
+        # Of equally large clients the name decides, so that the result does not depend on the order of the clients.
         largest = (upload.examples, upload.client) > self._largest
         self._total += p
         for name, tensor in upload.weights.items():
@@ -97,8 +97,9 @@ class FedAvg:
     """The average of the models, layer by layer.
 
     Args:
-        weighting: by number of "examples", or "uniform".
-        head: the last layer as an "average" like the rest, or "class-aware" (the release's baseline).
+        weighting: "examples" weights each client by its number of examples. "uniform" weights all clients alike.
+        head: "average" averages the last layer like the rest. "class-aware" averages each class's row over the clients
+            that hold the class (the release's baseline).
     """
 
     guide: ClassVar[Guide] = Guide(

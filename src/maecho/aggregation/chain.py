@@ -33,13 +33,13 @@ class EchoChain:
     """Layer by layer regression on drawn inputs.
 
     Args:
-        ridge: how strongly the fit is held to the average; see Regression.
+        ridge: how strongly the fit is pulled to the average; see Regression.
         head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda".
         pull: how far fully connected layers are fitted to the class means of z instead of z, in [0, 1]; see Regression.
-        draws: how many inputs are drawn in all, divided among clients by their examples.
-        chunk: how many of them are held at a time.
-        seed: of the draws.
-        features: whether features of drawn inputs are corrected if uploads carry features; see Correction.
+        draws: how many inputs are drawn for all clients together. A client's part follows from its examples.
+        chunk: how many inputs are in memory at a time.
+        seed: the seed of the draws.
+        features: whether to correct the features of drawn inputs, for uploads that have features; see Correction.
         noise: what inputs are made of. "leaves" gives images edges, "gaussian" does not; see synthesis/leaves.py.
         model: the network that the uploads are weights of. Its own weights do not matter, and it is not changed.
     """
@@ -74,7 +74,7 @@ class EchoChain:
         self.parts()
 
     def parts(self) -> tuple[Regression, Drawing]:
-        """What it is made of, as a relay takes it."""
+        """The options in the form that RelayServer takes."""
         drawing = Drawing(self.draws, self.chunk, self.seed, self.features, self.noise)
         return Regression(self.ridge, self.head, self.pull), drawing
 

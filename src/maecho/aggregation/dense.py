@@ -33,10 +33,11 @@ from maecho.upload.skeleton import skeleton
 from maecho.upload.upload import Upload
 
 GENERATOR_RATE, GENERATOR_BETAS = 1e-3, (0.5, 0.999)
-"""Of Adam, as in the release."""
+"""The learning rate and the betas of the generator's Adam, as in the release."""
 MOMENTUM = 0.9
 LARGEST_GRADIENT = 10.0
-"""A longer gradient of the student is cut to this length: with inputs on a large scale one step could ruin it."""
+"""A longer gradient of the student is cut to this length. If inputs are on a large scale, one step could otherwise ruin
+the student."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,27 @@ class DENSE:
     release's `batch_size=256, width=64`, for a GPU.
 
     Args:
-        epochs: how often a generator is trained and the student after it.
-        generator_steps: of Adam, in every epoch.
-        student_steps: of SGD in every epoch, on batches from all inputs so far. The release passes over them once: 100
-            steps on average over its 200 epochs.
-        batch_size: inputs generated in an epoch, and in a batch of the student.
-        width: channels of the generator.
-        learning_rate: the student's.
-        temperature: of the distillation.
-        batchnorm: λ1, the weight of L_BN; it has no effect on networks without BatchNorm.
+        epochs: how often a new generator is trained, and then the student.
+        generator_steps: how many steps of Adam the generator takes in every epoch.
+        student_steps: how many steps of SGD the student takes in every epoch, on batches from all inputs so far. The
+            release passes over them once, which is 100 steps on average over its 200 epochs.
+        batch_size: how many inputs are generated in an epoch, and how many a batch of the student has.
+        width: the number of channels of the generator.
+        learning_rate: the learning rate of the student.
+        temperature: the temperature of the distillation.
+        batchnorm: λ1, the weight of L_BN. It has no effect on networks without BatchNorm.
         boundary: λ2, the weight of the boundary-support divergence.
-        ensemble: mean of the "logits" as in the paper, or of the "probabilities".
-        start: the student starts from the "average" of the clients by examples, or anew ("random", as in the paper).
-        input_shape: of one input, e.g. (1, 28, 28). By default the uploads' moments say it.
-        scale: of what is generated. "moments": every pixel or feature has the mean and spread that the uploads' moments
-            report, the default unless an `input_shape` is given. "standard": BatchNorm without parameters at the end,
-            so mean 0 and spread 1 in every channel, for data that were standardised; the default with an `input_shape`.
-            "unit": a sigmoid, for pixels in [0, 1], as in the release. The last two use nothing of the clients' data.
-        seed: of all that is random.
-        device: where to train, e.g. "cpu"; by default CUDA if there is one. The result is where the uploads are.
+        ensemble: the teacher is the mean of the "logits" as in the paper, or of the "probabilities".
+        start: the student starts from the "average" of the clients by examples, or from new weights ("random", as in
+            the paper).
+        input_shape: the shape of one input, e.g. (1, 28, 28). By default it is read from the uploads' moments.
+        scale: the range of generated inputs. "moments": every pixel or feature gets the mean and spread that the
+            uploads' moments report. This is the default without an `input_shape`. "standard": every channel gets mean 0
+            and spread 1, by a BatchNorm without parameters at the end. It suits data that were standardised, and is the
+            default with an `input_shape`. "unit": a sigmoid, for pixels in [0, 1], as in the release. The last two use
+            nothing of the clients' data.
+        seed: the seed of everything that is random.
+        device: where to train, e.g. "cpu". By default CUDA if there is one. The result is where the uploads are.
         model: the network that the uploads are weights of. Its own weights do not matter, and it is not changed.
     """
 
@@ -132,7 +135,7 @@ class DENSE:
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         uploads = uploads if isinstance(uploads, Cohort) else Cohort(uploads, self.needs, "dense")
-        # By name, so that the order in which clients come decides nothing.
+        # In the order of names, so that the result does not depend on the order of the clients.
         uploads = sorted(uploads, key=lambda upload: upload.client)
         first, mean = uploads[0], Mean()
         network = skeleton(self.model, first, "dense", "trains")
@@ -156,7 +159,7 @@ class DENSE:
         return merged
 
     def _train(self, student: nn.Module, teachers: Teachers, shape: tuple[int, ...], output: nn.Module) -> None:
-        """Both stages, in turn; the student is trained where it is."""
+        """Run both stages in turn, on the device of the student."""
         parameters = [p for p in student.parameters() if p.requires_grad]
         if not parameters:
             raise InputError(f"dense: the model must have parameters to train, got {type(student).__name__} with none")
@@ -180,7 +183,7 @@ class DENSE:
         student.eval()
 
     def _synthesise(self, generator: Generator, student: nn.Module, teachers: Teachers, rng: torch.Generator) -> Tensor:
-        """Stage 1: one batch of inputs, that of the generator's best step."""
+        """Stage 1: train a new generator, and return the batch of inputs from its best step."""
         like = next(generator.parameters())
         z = torch.randn(self.batch_size, NOISE, generator=rng).to(like).requires_grad_()
         trained = [*generator.parameters(), z]
@@ -196,7 +199,7 @@ class DENSE:
             if self.boundary:
                 loss = loss + self.boundary * boundary_support(answer, logits(student, x))
             now, made = loss.detach(), x.detach()
-            if step:  # a choice that stays on the device: a GPU is not waited for
+            if step:  # chosen on the device, so that Python does not wait for a GPU
                 made, now = torch.where(now < least, made, best), torch.where(now < least, now, least)
             least, best = now, made
             optimizer.zero_grad()
@@ -205,7 +208,7 @@ class DENSE:
         return best
 
     def _student(self, network: nn.Module, first: Upload, mean: Mean) -> nn.Module:
-        student = copy.deepcopy(network).cpu()  # wherever the model is, a random start is the same
+        student = copy.deepcopy(network).cpu()  # on the CPU: a random start is the same for every device
         if self.start == "average":
             weights = mean.weights()
             student.load_state_dict(weights | {name: weights[kept] for name, kept in first.aliases.items()})
@@ -217,7 +220,7 @@ class DENSE:
         return student
 
     def _inputs(self, uploads: Sequence[Upload]) -> tuple[tuple[int, ...], nn.Module]:
-        """The shape of one input, and what brings the generator's numbers into the range of the data."""
+        """The shape of one input, and the module that brings the generator's numbers into the range of the data."""
         shape = self.input_shape
         for upload in uploads if self.needs else ():
             shape = shape or upload.statistics["moments"].shape

@@ -30,10 +30,10 @@ class Fisher:
     """The average of every weight, weighted by Fisher information.
 
     Args:
-        ridge: ε, the pull towards the average, as a share of the mean entry of Σ F_i in the same tensor. 0: the average
-            stands only where no client has information.
-        weighting: by number of "examples", or "uniform": F_i is then a mean over the client's examples, as in the
-            paper.
+        ridge: ε, the pull towards the average, as a share of the mean entry of Σ F_i in the same tensor. With 0, the
+            average is taken only where no client has information.
+        weighting: "examples" takes F_i as it is, a sum over the client's examples. "uniform" divides it by their
+            number, as in the paper, so that all clients count alike.
     """
 
     guide: ClassVar[Guide] = Guide(

@@ -41,13 +41,14 @@ class Kronecker:
     """RegMean with both factors of the Fisher information.
 
     Args:
-        damping: "released" adds 1 to the means over examples. A number: a and b as a share of the mean eigenvalue of
-            A_i and of B_i.
+        damping: "released" adds 1 to the means over examples. A number gives a and b as a share of the mean eigenvalue
+            of A_i and of B_i.
         ridge: a further pull towards the average, as a share of the mean eigenvalue of the damped Σ A_i ⊗ B_i / n_i. It
-            helps where inputs are so large that a damping of 1 is nothing beside them.
-        weighting: by number of "examples", or "uniform": every client's Fisher information is a mean over its examples.
-        tolerance: conjugate gradients stop when the residual is this share of the one at the average.
-        iterations: or after this many steps, with a warning that says how far they came.
+            helps if inputs are so large that a damping of 1 has no effect.
+        weighting: "examples" takes the Fisher information as a sum over the client's examples. "uniform" divides it by
+            their number, so that all clients count alike.
+        tolerance: conjugate gradients stop when the residual is at most this share of the residual at the average.
+        iterations: the most steps. If they do not suffice, a warning says how large the residual still is.
     """
 
     guide: ClassVar[Guide] = Guide(

@@ -33,14 +33,14 @@ from maecho.upload.upload import Upload
 
 @dataclass(frozen=True)
 class Iteration:
-    """A look at the algorithm between two steps, for `watch`."""
+    """The state of the algorithm between two steps, for `watch`."""
 
     step: int
-    """0: before the first."""
+    """How many steps are done."""
     merged: Callable[[], Merged]
-    """The global model, if one stopped here."""
+    """Makes the global model as it is now."""
     client: Callable[[int], Merged]
-    """Client i's V_i."""
+    """Makes the model V_i of client i as it is now."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class MAEcho:
 
     @property
     def uses(self) -> frozenset[str]:
-        """Class counts, for the head of the released form, where they are there."""
+        """The released form reads class counts for its head if uploads have them."""
         return frozenset({"classes"} if self.head is None and self.form == "released" else ())
 
     @property
@@ -167,7 +167,8 @@ class MAEcho:
         return global_model()
 
     def _for(self, upload: Upload, counted: bool) -> MAEcho:
-        """With every None filled in; `counted`: all clients count their classes."""
+        """The method with a value for every option that is None. `counted` says whether all clients count their
+        classes."""
         convolutions = any(layer.convolution for layer in upload.layers)
         released = self.form == "released"
         counted = counted and upload.head is not None
@@ -196,7 +197,7 @@ class MAEcho:
         return torch.from_numpy(capped_simplex(gram.double().cpu().numpy(), self.cap))
 
     def spectrum(self, upload: Upload, layer: str) -> Spectrum | Diagonal:
-        """P of one client and layer."""
+        """The projector P of one client and layer."""
         G: Spectrum | Diagonal
         if self._projector == "batch-mean":
             P: Spectrum | Diagonal = upload.statistics["projector"][layer]
@@ -207,7 +208,8 @@ class MAEcho:
 
 
 class _Gathered:
-    """What is kept of the uploads: all matrices to iterate, sums for the limit, averages for the rest."""
+    """Keeps what the method needs of the uploads: all matrices if it iterates, sums if it takes the limit, averages for
+    the rest."""
 
     def __init__(self, method: MAEcho, first: Upload):
         self._method, self._first = method, first
@@ -234,12 +236,12 @@ class _Gathered:
             if self._method.solver == "limit":
                 self.limits[layer.name].add(W, P)
             else:
-                # Half precision would lose the small steps; the result is rounded to it once, at the end.
+                # Half precision would lose small steps. So only the result is rounded to it.
                 self.local[layer.name].append(W.to(devices.float32_or_finer([W])))
                 self.spectra[layer.name].append(P)
 
     def start(self) -> dict[str, Tensor]:
-        """W⁰ by layer, in float64."""
+        """The start W⁰ of every layer, in float64."""
         average, which = self._uniform.weights(), self._method.start
         if which == "random":
             generator = torch.Generator().manual_seed(self._method.seed)

@@ -40,7 +40,7 @@ SWEEPS = 10
 def assign(
     neurons: Sequence[Float[np.ndarray, "own features"]], sigma0: float, sigma: float, gamma: float, most: int
 ) -> list[Int[np.ndarray, " own"]]:
-    """For every client the global neuron of each of its neurons. There are at most `most` global ones."""
+    """Assign to every neuron of every client a global neuron. There are at most `most` global neurons."""
     from scipy.optimize import linear_sum_assignment
 
     J, features = len(neurons), neurons[0].shape[1]
@@ -58,7 +58,7 @@ def assign(
                 sums, counts = sums[keep], counts[keep]
             gain = _gains(own, sums, counts, J, sigma0, sigma, gamma, min(len(own), max(0, most - len(counts))))
             _, chosen = linear_sum_assignment(gain, maximize=True)
-            # New neurons are all alike, so they are numbered in the client's order: the first client keeps its own.
+            # New global neurons are interchangeable, so they are numbered in the client's order. The first client keeps its own.
             fresh = np.flatnonzero(chosen >= len(counts))
             chosen[fresh] = len(counts) + np.arange(len(fresh))
             sums = np.vstack([sums, np.zeros((len(fresh), features))])
@@ -78,7 +78,7 @@ def assign(
 def _gains(
     own: np.ndarray, sums: np.ndarray, counts: np.ndarray, J: int, sigma0: float, sigma: float, gamma: float, new: int
 ) -> np.ndarray:
-    """Gain of every own neuron at every global one that is there, and at `new` fresh ones."""
+    """The gain of assigning each of a client's neurons to each global neuron that exists, and to `new` further ones."""
     a, b = 1 / sigma0**2, 1 / sigma**2
     square = (own**2).sum(1, keepdims=True)
     joint = square + 2 * own @ sums.T + (sums**2).sum(1)
@@ -90,14 +90,15 @@ def _gains(
 
 @dataclass(frozen=True)
 class FedMA(Alignment):
-    """Layer-wise matched averaging, without training between layers; the options of `Alignment` but
-    transport and metric, and
+    """Layer-wise matched averaging, without training between layers.
+
+    It has the options of `Alignment` but transport and metric, and these:
 
     Args:
-        sigma0: spread of the global neurons.
-        sigma: spread of the clients' around them.
-        gamma: the larger, the more neurons the global layers have.
-        growth: how many times as wide as the clients' a global layer may get; 1 keeps the architecture.
+        sigma0: σ0, the spread of the global neurons.
+        sigma: σ, the spread of the clients' neurons around them.
+        gamma: γ. A larger value gives the global layers more neurons.
+        growth: how many times as wide as the clients' layers a global layer may get. 1 keeps the architecture.
     """
 
     guide: ClassVar[Guide] = Guide(
@@ -127,7 +128,7 @@ class FedMA(Alignment):
         return frozenset()
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        # Whose turn comes first matters to a greedy assignment: the largest client's, not the first's.
+        # A greedy assignment depends on who comes first. The largest client does, whatever the order of the uploads.
         given = sorted(uploads, key=lambda upload: (-upload.examples, upload.client))
         spaces = self._spaces(given)
         weights = [dict(upload.weights) for upload in given]
@@ -161,7 +162,7 @@ class FedMA(Alignment):
             rows_of(u.layers, own, space, open_axes).double().cpu().numpy()
             for u, own in zip(uploads, weights, strict=True)
         ]
-        # In units of the neurons' own spread, so that the priors mean the same in every layer.
+        # Divided by the spread of the neurons, so that the priors have the same meaning in every layer.
         scale = float(np.sqrt(np.mean([np.mean(r**2) for r in rows]))) or 1.0
         most = max(space.size, int(self.growth * space.size))
         return assign([r / scale for r in rows], self.sigma0, self.sigma, self.gamma, most)
@@ -173,7 +174,7 @@ class FedMA(Alignment):
         present: Sequence[dict[str, Tensor]],
         widths: dict[str, int],
     ) -> Merged:
-        """Every entry over the clients that have it."""
+        """Average every entry over the clients that have it."""
         largest = uploads[0].weights
         out = {}
         for name, like in largest.items():
@@ -193,7 +194,7 @@ class FedMA(Alignment):
 
 @dataclass(frozen=True)
 class PFNM(FedMA):
-    """Probabilistic federated neural matching, for fully connected networks; global layers may grow."""
+    """Probabilistic federated neural matching, for fully connected networks. Global layers may grow."""
 
     guide: ClassVar[Guide] = Guide(
         does=(

@@ -15,7 +15,7 @@ from maecho.upload.upload import Upload
 
 @dataclass(frozen=True, kw_only=True)
 class Guide:
-    """One method, for somebody who has to choose. `maecho methods` and docs/methods.md show it."""
+    """Describes one method to people who have to choose one. `maecho methods` and docs/methods.md show it."""
 
     does: str
     uploads: str
@@ -47,9 +47,10 @@ class Method(Protocol):
 def assemble(
     like: Upload, plain: Mapping[str, Tensor], matrices: Mapping[str, Tensor], silent: Iterable[str] = ()
 ) -> Merged:
-    """One state_dict of averaged tensors and merged matrices (by layer name), in the dtypes of the uploads.
+    """Put together one state_dict from averaged tensors and merged matrices (by layer name), in the dtypes of the
+    uploads.
 
-    `silent` are layers for which no client had an input.
+    `silent` names the layers for which no client had an input.
     """
     layers: dict[str, Layer] = {layer.name: layer for layer in like.layers}
     out = {name: plain[name].to(tensor.dtype, copy=True) for name, tensor in like.weights.items()}

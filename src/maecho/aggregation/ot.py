@@ -20,11 +20,13 @@ from maecho.upload.upload import Upload
 
 @dataclass(frozen=True)
 class OT(Alignment):
-    """Align, then average; the options of `Alignment`, and
+    """Align, then average.
+
+    It has the options of `Alignment`, and these:
 
     Args:
-        weighting: "uniform" as in the paper, or by number of "examples".
-        head: the last layer as an "average" like the rest, or "class-aware" (the MA-Echo release's).
+        weighting: "uniform" as in the paper, or "examples" to weight each client by its number of examples.
+        head: "average" averages the last layer like the rest. "class-aware" does it as the MA-Echo release does.
     """
 
     guide: ClassVar[Guide] = Guide(
@@ -57,7 +59,7 @@ class OT(Alignment):
 
 @dataclass(frozen=True)
 class MAEchoOT(MAEcho, Alignment):
-    """Align, then MA-Echo; the options of both. `seed` is of all that is random in either."""
+    """Align, then MA-Echo, with the options of both. `seed` serves everything that is random in either."""
 
     guide: ClassVar[Guide] = Guide(
         does="brings the neurons of all clients into one order as `ot` does, then runs `ma-echo`",

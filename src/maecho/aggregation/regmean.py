@@ -27,9 +27,9 @@ class RegMean:
     """Least squares on all clients' inputs, layer by layer.
 
     Args:
-        ridge: pull towards the average, as a share of the mean eigenvalue of Σ G_i. 0: the average stands only where no
-            client has inputs.
-        shrink: the factor of off-diagonal entries of the Grams, in [0, 1].
+        ridge: the pull towards the average, as a share of the mean eigenvalue of Σ G_i. With 0, the average is taken
+            only where no client has inputs.
+        shrink: the factor for off-diagonal entries of the Grams, in [0, 1].
     """
 
     guide: ClassVar[Guide] = Guide(

@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's pixels; the pretrained weights expect inputs that were standardised with them."""
+"""The mean and standard deviation of ImageNet's pixels. The pretrained weights expect inputs that were standardised
+with them."""
 _ROUNDING = 1e-3
 
 
 class Backbone(nn.Module):
-    """Images with values in [0, 1] to what `network` gives out, always in eval mode and without gradients.
+    """Computes features of images with values in [0, 1]. It always runs in eval mode and without gradients.
 
     Args:
-        network: from standardised RGB images [n, 3, side, side] to features [n, width].
-        side: every image is resized to this height and width first (bilinear, antialiased). None: as it comes.
+        network: turns standardised RGB images [n, 3, side, side] into features [n, width].
+        side: every image is first resized to this height and width (bilinear, antialiased). None: images are not
+            resized.
     """
 
     def __init__(self, network: nn.Module, side: int | None = 224) -> None:
@@ -41,13 +43,13 @@ class Backbone(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval mode, whatever is asked for: running means must not move."""
+        """Stay in eval mode, whatever the caller asks for, since running means must not change."""
         del mode
         return super().train(False)
 
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "n channels h w"]) -> Float[Tensor, "n width"]:
-        """Grey images get three equal channels."""
+        """Compute the features. A grey image gets three equal channels."""
         x = images.expand(-1, 3, -1, -1)
         if self.side is not None and x.shape[2:] != (self.side, self.side):
             x = interpolate(x, (self.side, self.side), mode="bilinear", align_corners=False, antialias=True)
@@ -56,7 +58,8 @@ class Backbone(nn.Module):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the weights, their names and the side: what features depend on, for a cache."""
+        """SHA-256 of the weights, their names and the side. Features depend on nothing else, so a cache can use it as a
+        key."""
         found = hashlib.sha256(repr((type(self.network).__name__, self.side)).encode())
         for name, tensor in self.network.state_dict().items():
             found.update(repr((name, tuple(tensor.shape), str(tensor.dtype))).encode())
@@ -73,13 +76,13 @@ def features(
     pixels: Callable[[Tensor], Tensor] | None = None,
     progress: bool | None = None,
 ) -> Float[Tensor, "n width"]:
-    """What a backbone says about images, float32 on the CPU.
+    """Compute a backbone's features of images, as float32 on the CPU.
 
     Args:
-        images: grey or RGB, uint8, or numbers in [0, 1].
-        device: where it runs; the backbone is moved there.
-        pixels: brings a batch of other images to [0, 1], e.g. `Dataset.pixels`.
-        progress: True or False for a bar or none; None for a bar only on a terminal.
+        images: grey or RGB images, uint8 or numbers in [0, 1].
+        device: where the backbone runs. It is moved there.
+        pixels: turns a batch of other images into numbers in [0, 1], e.g. `Dataset.pixels`.
+        progress: True or False for a bar or none. None shows a bar only on a terminal.
     """
     if images.ndim != 4 or images.shape[1] not in {1, 3} or not len(images):
         raise InputError(f"features: images must be [n, 1 or 3, height, width], got {list(images.shape)}")
@@ -92,7 +95,7 @@ def features(
 
 
 def _in_range(batch: Tensor, pixels: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Float32 in [0, 1]."""
+    """The images as float32 in [0, 1]."""
     batch = pixels(batch) if pixels is not None else batch
     batch = batch.float() / 255 if batch.dtype == torch.uint8 else batch.float()
     low, high = batch.min().item(), batch.max().item()

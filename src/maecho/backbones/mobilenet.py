@@ -21,12 +21,12 @@ BOTTLENECKS = (
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )
-"""Table 2: expansion t, channels c, how many n, stride s of the first."""
+"""The rows of Table 2: the expansion t, the channels c, the number of blocks n, the stride s of the first block."""
 FIRST, LAST, CLASSES = 32, 1280, 1000
 
 
 class MobileNetV2(nn.Module):
-    """RGB images to the scores of ImageNet's 1,000 classes; `embed` gives the 1,280 features before the classifier."""
+    """Turns RGB images into scores of ImageNet's 1,000 classes. `embed` gives the 1,280 features before the classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,8 @@ class MobileNetV2(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Table 1: expand the channels, convolve each alone, project linearly; add the input where the shape allows."""
+    """The block of Table 1: expand the channels, convolve each channel alone, project linearly. The input is added if
+    the shapes are equal."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
         super().__init__()

@@ -26,11 +26,12 @@ class Pretrained:
     """One published network.
 
     Args:
-        file: the name of its weights.
-        sha256: their checksum, or how it begins: the publisher puts eight digits into the file's name.
-        width: how many features it has.
-        head: the name of the module that makes classes of features.
-        make: the network with random weights.
+        file: the name of the file with its weights.
+        sha256: the checksum of the file, or the beginning of it. Publishers put the first eight digits into the file's
+            name.
+        width: the number of features.
+        head: the name of the module that turns features into classes.
+        make: makes the network with random weights.
     """
 
     file: str
@@ -55,11 +56,11 @@ BACKBONES: dict[str, Pretrained] = {
 
 
 def load(name: str, path: Path, *, side: int | None = 224, head: bool = False) -> Backbone:
-    """The backbone of this name with the weights in this file.
+    """Make the backbone of this name with the weights in this file.
 
     Args:
         side: images are resized to this height and width.
-        head: with ImageNet's scores as features, in place of the features before them.
+        head: whether to give ImageNet's scores as features, instead of the features before them.
     """
     if name not in BACKBONES:
         raise InputError(f"backbone: no {name!r}, known are {', '.join(BACKBONES)}")

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-34 (He et al., 2016), which torchvision has; without their weights."""
+"""ResNet-18 and ResNet-34 (He et al., 2016) from torchvision, without their weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def resnet(depth: int) -> nn.Module:
-    """torchvision's ResNet of this depth, 18 or 34, with its head of 1,000 classes."""
+    """Make torchvision's ResNet of this depth, 18 or 34, with its head of 1,000 classes."""
     try:
         from torchvision import models  # the only place that needs it
     except ImportError as error:
