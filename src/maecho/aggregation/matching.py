@@ -58,7 +58,7 @@ def assign(
                 sums, counts = sums[keep], counts[keep]
             gain = _gains(own, sums, counts, J, sigma0, sigma, gamma, min(len(own), max(0, most - len(counts))))
             _, chosen = linear_sum_assignment(gain, maximize=True)
-            # New global neurons are interchangeable, so they are numbered in the client's order. The first client keeps its own.
+            # New global neurons are interchangeable. They follow the client's order, so the first client keeps its own.
             fresh = np.flatnonzero(chosen >= len(counts))
             chosen[fresh] = len(counts) + np.arange(len(fresh))
             sums = np.vstack([sums, np.zeros((len(fresh), features))])

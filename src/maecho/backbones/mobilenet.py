@@ -26,7 +26,7 @@ FIRST, LAST, CLASSES = 32, 1280, 1000
 
 
 class MobileNetV2(nn.Module):
-    """Turns RGB images into scores of ImageNet's 1,000 classes. `embed` gives the 1,280 features before the classifier."""
+    """Turns RGB images into scores of ImageNet's 1,000 classes. `embed` gives the 1,280 features before them."""
 
     def __init__(self) -> None:
         super().__init__()

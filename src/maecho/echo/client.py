@@ -1,4 +1,4 @@
-"""The client's half of echo-relay: a trained model and its data, which answer what the server asks.
+"""The client's half of echo-relay: a trained model and its data, which answer the server's questions.
 
 The server asks for the sums of one stage of the network, and sends the merged weights of all stages before it. The
 client passes over its data once, forward only, and answers. It remembers nothing from one question to the next, so it
@@ -33,14 +33,14 @@ class RelayClient:
     """Answers for one client.
 
     Args:
-        model: its trained network. Left as it is.
-        batches: its data. They are read once a round, so they must be something that can be read again: a list or a
-            DataLoader, not a generator.
-        client: its name, for errors.
-        plan: the stages of the network, where they are known already.
+        model: the client's trained network. It is not changed.
+        batches: the client's data. They are read once in each round, so they must be a list, a DataLoader or the like.
+            A generator can be read only once.
+        client: the client's name, for errors.
+        plan: the stages of the network, if they are known already.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
-        privacy: noise on all sums; each answer is one release. The client's weights are not covered.
-        released: with privacy, how often the same data were released before, an upload being one release.
+        privacy: noise on all sums. Each answer is one release. The client's weights are not covered.
+        released: with privacy, how often the same data were released before. An upload is one release.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RelayClient:
         return self._ledger.privacy.epsilon(self.released), self._ledger.privacy.delta
 
     def answer(self, question: Question | Mapping[str, Tensor]) -> Answer:
-        """What the data say to the server's question, which may come in its wire form."""
+        """Compute the answer to a question, which may be given in its wire form."""
         try:
             question = Question.read(question)
         except InputError as error:
@@ -109,7 +109,8 @@ class RelayClient:
         self._merged.load_state_dict(state)
 
     def _open(self) -> Answer:
-        """How the network runs, what is averaged, and the sums of the stage that needs nothing but the inputs."""
+        """Answer the first question: how the network runs, the weights that are only averaged, and the sums of the
+        first stage, which needs nothing but the inputs."""
         stages = self.plan.stages
         answer = self._sums(stages[0] if stages else (), self.plan.head)
         of_units = {name for stage in stages for unit in stage for name in unit.parameters(self._own)}
@@ -146,9 +147,12 @@ class RelayClient:
         return self._plan
 
     def _layers_with_labels(self, units: Sequence[Unit], head: str | None) -> list[str]:
-        """The units that also sum by class: all but those of the first stage, whose sums by class would be class means
-        of raw inputs; a head at the first stage sums by class all the same, since there is no other layer. With privacy
-        only the head does: the fewer sums, the less noise on each."""
+        """The names of the units that get sums by class, too.
+
+        These are all units after the first stage: there, sums by class would be class means of raw inputs. A head in
+        the first stage gets them all the same, since there is no other layer. With privacy only the head gets them,
+        since fewer sums need less noise each.
+        """
         if self._ledger is not None:
             return [unit.name for unit in units if unit.name == head]
         first = next((stage for stage in self.plan.stages if stage), ())

@@ -1,9 +1,9 @@
-"""Fits one unit by least squares on the inputs that the merged network itself will see.
+"""Fits one unit by least squares, on the inputs that the merged network itself will see.
 
-    min_W  Σ_i Σ ‖W h − z_i‖² + ε ‖W − W̄‖²   =>   W = W̄ + (Σ z hᵀ − W̄ Σ h hᵀ) (Σ h hᵀ + εI)⁻¹
+    min_W Σ_i Σ ‖W h − z_i‖² + ε ‖W − W̄‖²   =>   W = W̄ + (Σ z hᵀ − W̄ Σ h hᵀ) (Σ h hᵀ + εI)⁻¹
 
-with h the merged network's input and z_i what client i's own layer gives out for the same sample. Only totals over all
-clients are needed. The head may instead be fitted to the labels, from the same Σ h hᵀ and from Σ y hᵀ.
+h is the merged network's input to the unit, and z_i is the output of client i's own unit for the same sample. Only
+totals over all clients are needed. The head may be fitted to the labels instead, from the same Σ h hᵀ and from Σ y hᵀ.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ HEADS = ("regression", "ridge", "lda")
 
 @dataclass(frozen=True)
 class Regression:
-    """Args:
-    ridge: ε = ridge · (inputs / examples) · tr Σ h hᵀ. Wide layers have more to overfit, so they are held more.
-    head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda" (linear
-        discriminant analysis: a Gaussian a class, one covariance).
-    pull: how far fully connected layers between the first and the last are fitted to the mean of z over the example's
-        class instead of z itself, in [0, 1]. Much of what badly trained clients give out has nothing to do with the
-        class, and the mean removes it. Well-trained clients lose nothing by it.
+    """How units are fitted.
 
-    The head is regression and the pull is 0 without labels, where the last layer's rows are not the classes, and with a
-    single client, whose own network is then the right answer. The defaults were found on held-out training data by
-    benchmarks/echo_settings.py.
+    Args:
+        ridge: ε = ridge · (inputs / examples) · tr Σ h hᵀ. A wide layer can overfit more, so its ε is larger.
+        head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda" (linear
+            discriminant analysis: one Gaussian for each class, one covariance for all).
+        pull: how far fully connected layers between the first and the last are fitted to the mean of z over the
+            example's class instead of z itself, in [0, 1]. Much of the output of badly trained clients has nothing to
+            do with the class, and the mean removes it. Well-trained clients lose nothing by it.
+
+    In three cases the head is fitted by regression and the pull is 0: without labels, if the rows of the last layer are
+    not the classes, and with a single client, whose own network is then the right answer. The defaults were found on
+    held-out training data by benchmarks/echo_settings.py.
     """
 
     ridge: float = 5e-4
@@ -65,7 +67,7 @@ class Regression:
         examples: float,
         is_head: bool = False,
     ) -> Float[Tensor, "g o d"]:
-        """The unit's [W b] from its totals, by class too where examples have labels."""
+        """The unit's [W b] from its totals. Sums by class are used if examples have labels."""
         gram, cross = gram_of(unit, totals), totals["cross"]
         ridge = gram.ridge(self.ridge, examples) + totals.get("floor", 0.0)
         if "labels" in totals:
@@ -82,16 +84,18 @@ class Regression:
 
 
 def gram_of(unit: Unit, totals: Mapping[str, Tensor]) -> Total:
-    """Σ h hᵀ; of one-hot rows it is diagonal and travels as its diagonal alone, [g, 1, d]."""
+    """Σ h hᵀ in the form of a sum over clients. For one-hot rows it is diagonal, and only the diagonal [g, 1, d] was
+    sent."""
     return Diagonal(totals["gram"].squeeze(-2)) if unit.layer.one_hot else Dense(totals["gram"])
 
 
 def repaired(unit: Unit, totals: Mapping[str, Tensor], examples: Tensor) -> dict[str, Tensor]:
-    """Totals that hold noise for privacy, as totals that real data could have.
+    """Repair totals that hold noise for privacy, so that real data could have given them.
 
-    Σ h hᵀ becomes positive semidefinite again. Clipping has made examples smaller: h and z get one factor that gives
-    the 1 of the bias back its mean square. "floor" is how large the eigenvalues of noise are, root mean square: the
-    ridge is no smaller, or the inverse would be of noise (on digits at ε = 8: 24 per cent right without, 84 with it).
+    Σ h hᵀ becomes positive semidefinite again. Clipping has made examples smaller. So h and z are multiplied by one
+    factor, which gives the 1 of the bias its mean square back. "floor" is the root mean square of the eigenvalues of
+    the noise. The ridge is never smaller, since the inverse would otherwise be that of noise (on digits at ε = 8: 24
+    per cent right without this, 84 with it).
     """
     out = dict(totals)
     gram, deviation = out["gram"], out.pop("noise").sqrt()
@@ -118,12 +122,13 @@ def discriminant(
     ridge: Tensor,
     bias: bool,
 ) -> Float[Tensor, "k d"]:
-    """log π_k + μ_kᵀ Σ⁻¹ h − ½ μ_kᵀ Σ⁻¹ μ_k as rows [w b].
+    """Linear discriminant analysis: the rows [w b] of log π_k + μ_kᵀ Σ⁻¹ h − ½ μ_kᵀ Σ⁻¹ μ_k.
 
     Without a bias: the linear function of h that comes nearest to it on the clients' data. A class that no client has
-    gets the lowest score of all."""
+    gets the lowest score of all.
+    """
     n = counts.sum().clamp(min=1)
-    held = counts > 0.5  # a total of masked counts is whole but for round-off
+    held = counts > 0.5  # if counts were masked, round-off keeps their total from being whole
     sums, G = (labels[:, :-1], gram[:-1, :-1]) if bias else (labels, gram)
     means = sums * held[:, None] / counts.clamp(min=1)[:, None]
     within = (G - (means.mT * counts) @ means) / n
@@ -141,8 +146,8 @@ def write(
 ) -> dict[str, Tensor]:
     """The unit's parameters, as entries of a state_dict with the dtypes of `state`.
 
-    A BatchNorm's running mean and variance become those of its inputs in the merged network, which follow from Σ h hᵀ.
-    Its scale and shift are set so that the matrix is the one given.
+    A BatchNorm's running mean and variance become those of its inputs in the merged network. They follow from Σ h hᵀ.
+    Its scale and shift are set so that the layer and the BatchNorm together compute `matrix`.
     """
     if unit.norm is None:
         return unit.layer.write(matrix, state)
@@ -154,7 +159,7 @@ def write(
     variance = torch.einsum("god,gde,goe->go", W, spread, W).clamp(min=0)
     out = replace(unit.layer, bias=None).write(W, state)
     if unit.layer.bias is not None:
-        out[unit.layer.bias] = torch.zeros_like(b).flatten()  # the shift of the norm holds it
+        out[unit.layer.bias] = torch.zeros_like(b).flatten()  # the shift of the norm takes its place
     scale = torch.sqrt(variance + epsilon(model.get_submodule(unit.norm)))
     for key, value in {"weight": scale, "bias": mean + b, "running_mean": mean, "running_var": variance}.items():
         out[f"{unit.norm}.{key}"] = value.flatten()
@@ -170,7 +175,7 @@ def fitted(
     examples: float,
     is_head: bool = False,
 ) -> dict[str, Tensor]:
-    """The unit's parameters from its totals, as entries of the model's state_dict."""
+    """Fit the unit to its totals. The result is the unit's parameters, as entries of the model's state_dict."""
     state = model.state_dict()
     module = model.get_submodule(unit.name)
     if not (unit.diagonal and "running_mean" in module.state_dict()):

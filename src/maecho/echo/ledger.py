@@ -56,7 +56,7 @@ class PrivacyLedger:
         also get an entry "noise": the variance of the noise on an entry of the gram. It is not secret. It tells the
         server how accurate the sums are.
         """
-        # "outputs" are left out: they are for layers before the head, which get no sums by class with privacy.
+        # "outputs" are left out, since only layers before the head need them. With privacy these get no sums by class.
         sums = {unit: {part: t for part, t in found.items() if part != "outputs"} for unit, found in sums.items()}
         k = sum(map(len, sums.values())) + (self._examples is None)
         if k:

@@ -1,4 +1,4 @@
-"""The network that a server merges into: stages are fitted in it one by one, and it gives the merged model."""
+"""The network that a server merges into. Its stages are fitted one by one; at the end it gives the merged model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class MergedNetwork:
     """A copy of the model, with the weights that are merged so far.
 
     Args:
-        model: a network of the clients' architecture. Left as it is.
-        prior: a state_dict that the ridge pulls to, in place of the clients' average.
+        model: a network of the clients' architecture. It is not changed.
+        prior: a state_dict that the ridge pulls to, instead of the clients' average.
     """
 
     def __init__(self, model: nn.Module, prior: Mapping[str, Tensor] | None = None):
@@ -35,7 +35,8 @@ class MergedNetwork:
         self._prior = None if prior is None else self._loaded(prior, "prior")
 
     def open(self, opening: Opening, total: Answer) -> RelayState:
-        """Read from the first answers how the network runs, and load the average of the weights without sums."""
+        """Read from the first answers how the network runs, and load the average of the weights that no sum is taken
+        of."""
         numbers = set(opening.stages.values())
         count = max(numbers, default=0) + 1
         if not numbers | {0} >= set(range(count)):
@@ -56,7 +57,8 @@ class MergedNetwork:
         return RelayState(stages, opening.head, round(float(total.clients)) == 1, frozenset(plain))
 
     def load_model(self, state: Mapping[str, Tensor], without: Sequence[Sequence[Unit]]) -> frozenset[str]:
-        """Load the weights of a model that was merged before, but for these stages; the names of those loaded."""
+        """Load the weights of a model that was merged before, but not those of these stages. Returns the names of the
+        loaded weights."""
         left_out = self._parameters(without) | self._aliases.keys()
         before = self._loaded(state, "start").state_dict()
         kept = {name: tensor for name, tensor in before.items() if name not in left_out}
@@ -64,7 +66,7 @@ class MergedNetwork:
         return frozenset(kept)
 
     def fit(self, stage: Sequence[Unit], total: Answer, regression: Regression, head: str | None) -> frozenset[str]:
-        """Fit the units of a stage to the clients' totals; the names of the weights that are settled by it."""
+        """Fit the units of a stage to the clients' totals. Returns the names of the weights that are final now."""
         new: dict[str, Tensor] = {}
         device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
         examples = total.examples.to(device)
@@ -85,7 +87,7 @@ class MergedNetwork:
         return frozenset(new)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load these weights; on an error none of them."""
+        """Load these weights. On an error none of them is loaded."""
         state = self.network.state_dict()
         for name, tensor in tensors.items():
             if name not in state or state[name].shape != tensor.shape:
@@ -94,7 +96,8 @@ class MergedNetwork:
             state[name].copy_(tensor)
 
     def result(self, stages: Sequence[Sequence[Unit]]) -> Merged:
-        """The merged model under the names of the original: an attention's parts count as fitted together."""
+        """The merged model, with the names of the original's weights. The parts of an attention count as fitted
+        together."""
         state = self.network.state_dict()
         known = self._parameters(stages) | self._aliases.keys()
         marks = packed({n: torch.full(t.shape, float(n in known)) for n, t in state.items()}, self._original)

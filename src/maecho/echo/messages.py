@@ -1,8 +1,8 @@
-"""What the server and the clients of a relay say to each other.
+"""The messages of a relay: the server sends a Question to every client, and each sends an Answer back.
 
-A Question goes to every client, an Answer comes back. Answers add up: the answer of two clients together is the sum of
-their answers. Addition is that of the wire forms (see wire.py), key by key, so a network that sums those without
-looking at any of them, as secure aggregation does, hands the server the same total.
+Answers add up: the answer of two clients together is the sum of their answers. Addition is that of the wire forms (see
+wire.py), key by key. So secure aggregation, which sums wire forms without reading any of them, gives the server the
+same total.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What the server asks of every client: the sums of one stage.
+    """Asks every client for the sums of one stage.
 
     Args:
-        round: how many stages are fitted. Only for people.
-        opening: whether it is the first question. A client then says how the network runs, and the sums of the first
-            stage; nothing else is asked.
+        round: how many stages are fitted. Only people read it.
+        opening: whether this is the first question. A client then says how the network runs, and sends the sums of the
+            first stage. Nothing else is asked.
         units: layer -> the BatchNorm that is fitted together with it, or None.
-        head: the last layer, whose rows are the classes, if there is one.
+        head: the last layer if its rows are the classes, else None.
         weights: the merged weights so far.
     """
 
@@ -69,7 +69,7 @@ class Question:
 
     @classmethod
     def read(cls, message: Question | Mapping[str, Tensor]) -> Question:
-        """A question from its wire form; one that is read already stays as it is."""
+        """Read a question from its wire form. A Question is returned as it is."""
         if isinstance(message, Question):
             return message
         wire.check_tensors(message, "a question")
@@ -91,7 +91,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """What only the first answer says: how the network runs, and the weights that no sum is taken of."""
+    """The part that only the first answer has: how the network runs, and the weights that no sum is taken of."""
 
     stages: Mapping[str, int] = field(default_factory=dict)
     """Layer -> the number of its stage, in order of execution."""
@@ -100,7 +100,7 @@ class Opening:
     head: str | None = None
     """The last layer, whose rows are the classes, if there is one."""
     plain: Mapping[str, Tensor] = field(default_factory=dict)
-    """Parameters of no unit: real numbers times the client's examples, and counters."""
+    """Weights that belong to no unit: real numbers times the client's examples, and counters."""
 
     def __post_init__(self) -> None:
         for name, number in self.stages.items():
@@ -126,7 +126,7 @@ class Opening:
 
     @classmethod
     def read(cls, message: Mapping[str, Tensor]) -> Opening | None:
-        """Of an answer's wire form; None where it says nothing of this."""
+        """Read this part of an answer's wire form. None if the answer has none."""
         stages = {
             name: wire.whole_number(f"{wire.STAGE}{name}", tensor)
             for name, tensor in wire.below(wire.STAGE, message).items()
@@ -137,15 +137,15 @@ class Opening:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one client's data say to a question, or the sum of what many say.
+    """Answers a question for one client, or for many, as the sum of their answers.
 
     The law of `+`: the answer of two clients together is the sum of their answers, and so are the wire forms.
 
     Args:
-        clients: how many they are of. A real number, so that a network can mask it.
-        examples: how many examples they are of, likewise.
+        clients: how many clients it is of. A real number, so that secure aggregation can mask it.
+        examples: how many examples it is of, as a real number for the same reason.
         totals: the sums of every unit that was asked for.
-        opening: what only the first answer says.
+        opening: the part that only the first answer has.
     """
 
     clients: Float[Tensor, ""]
@@ -185,7 +185,7 @@ class Answer:
 
     @classmethod
     def read(cls, message: Answer | Mapping[str, Tensor]) -> Answer:
-        """An answer from its wire form; one that is read already stays as it is."""
+        """Read an answer from its wire form. An Answer is returned as it is."""
         if isinstance(message, Answer):
             return message
         wire.check_tensors(message, "an answer")
@@ -211,7 +211,7 @@ class Answer:
 
 
 def add_up(answers: Iterable[Answer | Mapping[str, Tensor]]) -> tuple[Answer | None, int]:
-    """The sum of answers as they come, and the size in bytes of the largest."""
+    """The sum of all answers, and the size in bytes of the largest. Each is added when it comes."""
     total, largest = None, 0
     for i, message in enumerate(answers):
         try:
@@ -225,7 +225,8 @@ def add_up(answers: Iterable[Answer | Mapping[str, Tensor]]) -> tuple[Answer | N
 
 
 def units_named(names: Mapping[str, str | None], units: Mapping[str, Unit]) -> tuple[Unit, ...]:
-    """The units of a network that a message names, joined with their BatchNorm as it says."""
+    """Find in a network the units that a message names. Each is joined with the BatchNorm that the message names for
+    it."""
     for wanted in (*names, *(norm for norm in names.values() if norm is not None)):
         if wanted not in units:
             raise InputError(f"sums must be of layers of this network, got {wanted!r}, which it does not have")

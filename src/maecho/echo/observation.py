@@ -121,7 +121,7 @@ def observe(
                 _add(observed.units[unit.name], unit, merged.get_submodule(module), x, z, y, limit)
     if not observed.examples:
         raise InputError(f"{client}: the batches must hold at least one example, got none")
-    if not labelled:  # sums by class over some examples do not go with sums over all
+    if not labelled:  # sums by class must cover the same examples as the other sums
         for sums in observed.units.values():
             sums.labels = sums.outputs = sums.counts = None
     return observed

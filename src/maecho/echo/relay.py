@@ -34,22 +34,23 @@ def relay(
     progress: bool | None = None,
     privacy: Privacy | None = None,
 ) -> Merged:
-    """echo-relay in one process, or what lies between it and echo-chain.
+    """Run echo-relay in one process, or one of the methods between it and echo-chain.
 
     Args:
-        model: a network of the clients' architecture, any weights. Left as it is.
-        clients: pairs of a trained model and its batches, which are read once a round.
-        rounds, regression, prior: as of RelayServer.
-        drawing, start: as of RelayServer. For rounds other than "all" alone, as are uploads.
-        uploads: what the clients have uploaded before, with moments. Without them, uploads are made here, uncut.
+        model: a network of the clients' architecture, with any weights. It is not changed.
+        clients: pairs of a trained model and its batches. The batches are read once in each round.
+        rounds, regression, prior: as for RelayServer.
+        drawing, start: as for RelayServer. They are refused with rounds="all".
+        uploads: earlier uploads of the clients, with moments. They are refused with rounds="all". By default uploads
+            are made here, without a cut.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
-        privacy: noise on all that every client says of its data; the recipe says what it adds up to.
+        privacy: noise on all that every client says about its data. The recipe states the total cost.
     """
     began = time.perf_counter()
     pairs = list(clients)
     if not pairs:
         raise InputError("there must be at least one client to relay, got none")
-    before = 0 if rounds == "all" else 1  # an upload comes first
+    before = 0 if rounds == "all" else 1  # the upload is the first release
     relay_clients = [
         RelayClient(own, batches, f"client {i}", progress=False, privacy=privacy, released=before)
         for i, (own, batches) in enumerate(pairs)
@@ -86,7 +87,7 @@ def relay(
 
 
 def _checked(uploads: list[Upload], privacy: Privacy | None) -> list[Upload]:
-    """Uploads of before. With privacy, each must be one release with the noise of a round; it may clip otherwise."""
+    """Check earlier uploads. With privacy, each must be one release with the noise of a round. Its clip may differ."""
     for upload in uploads:
         if not isinstance(upload, Upload):
             raise InputError(f"uploads must be Upload objects, got {type(upload).__name__}")

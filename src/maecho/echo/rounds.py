@@ -1,4 +1,4 @@
-"""At which stages a relay asks the clients' real data; at the others inputs are drawn from their uploads."""
+"""Decides at which stages a relay asks clients for sums over real data. At all others inputs are drawn from uploads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from maecho.errors import InputError
 from maecho.network.units import Unit
 
 Rounds = int | str | Sequence[str]
-"""What a user says: "all", a number of rounds, or names of layers."""
+"""What a user may ask for: "all", a number of rounds, or names of layers."""
 Stages = Sequence[Sequence[Unit]]
 
 
 def checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str, ...]:
-    """Raises InputError unless they are rounds of a network with these units."""
+    """Raise InputError unless these are rounds of a network with these units."""
     if rounds == "all" or (isinstance(rounds, int) and not isinstance(rounds, bool) and rounds >= 1):
         return rounds
     if isinstance(rounds, str) or not isinstance(rounds, Iterable) or not rounds:
@@ -26,8 +26,10 @@ def checked(rounds: Rounds, units: Mapping[str, Unit]) -> int | str | tuple[str,
 
 
 def check_used(rounds: Rounds, *, uploads: Any = None, start: Any = None, drawing: Any = None) -> None:
-    """Raises InputError where something is given that is for drawn inputs alone and none are drawn, or where inputs
-    are to be drawn and there are no uploads."""
+    """Raise InputError if an argument has no use, or if inputs must be drawn and there are no uploads.
+
+    `uploads`, `start` and `drawing` are for drawn inputs alone.
+    """
     if start is not None and (uploads is None or rounds == "all"):
         raise InputError(
             "start must come with uploads, which tell how the network runs, and with rounds at some layers alone, "
@@ -41,7 +43,7 @@ def check_used(rounds: Rounds, *, uploads: Any = None, start: Any = None, drawin
 
 
 def check_run(rounds: Rounds, stages: Stages) -> None:
-    """Layers that rounds name must be among those that run."""
+    """Raise InputError unless the layers that `rounds` names run."""
     if isinstance(rounds, int | str):
         return
     run = {name for stage in stages for unit in stage for name in (unit.name, unit.norm)}
@@ -51,8 +53,8 @@ def check_run(rounds: Rounds, stages: Stages) -> None:
 
 
 def asks_clients(rounds: Rounds, stages: Stages, stage: int) -> bool:
-    """Whether a stage is fitted to real data. A number of rounds counts from the head backwards; the first of them is
-    the upload."""
+    """Whether a stage is fitted to real data. A number of rounds counts stages from the head backwards. The upload
+    counts as the first round."""
     if isinstance(rounds, int):
         return stage >= len(stages) - (rounds - 1)
     if isinstance(rounds, str):

@@ -1,9 +1,9 @@
-"""The server's half of echo-relay, and the family between it and echo-chain.
+"""The server's half of echo-relay, and of all methods between it and echo-chain.
 
-The server fits the network stage after stage. For each stage it needs the total of the clients' sums. They come from
-real data (a light round: the merged weights so far go out, sums come back), or from inputs that the server draws itself
-from uploads. Real data at every stage are echo-relay, at no stage echo-chain. The server uses totals alone: no client's
-own sums or model matter.
+The server fits the network stage after stage. For each stage it needs the total of the clients' sums. In a light round
+the sums come from real data: the server sends the merged weights so far, and clients send sums back. Otherwise the
+server computes them itself, on inputs that it draws from uploads. With real data at every stage this is echo-relay,
+with real data at no stage it is echo-chain. The server uses totals alone, never a single client's sums or model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["RelayServer", "Rounds"]
 
 
 class RelayServer:
-    """Asks, adds up, solves; one stage at a time.
+    """Asks clients, adds up their answers, and solves, one stage after the other.
 
         server = RelayServer(model)
         while not server.done:
@@ -51,19 +51,19 @@ class RelayServer:
         model.load_state_dict(server.result())
 
     Args:
-        model: a network of the clients' architecture, any weights. Left as it is.
-        rounds: where real data are asked. "all" (the default): at every stage, echo-relay. A number: 1 is echo-chain,
-            each further round is one more stage at real data, from the head backwards. Or the names of layers. For
-            anything but "all" there must be uploads.
-        uploads: of the clients, with moments: what inputs are drawn from.
-        start: a state_dict that was merged before, by echo-chain say. The stages before the first round are taken from
-            it instead of being fitted anew to drawn inputs.
-        regression: the ridge and the head.
-        drawing: how inputs are drawn.
-        prior: a state_dict that the ridge pulls to, in place of the clients' average.
-        minimum: a round with fewer answers is refused; it can be asked again.
-        checkpoint: a file that holds the last finished stage, for `resume`.
-        progress: a progress bar where inputs are drawn: True, False, or None for one on a terminal if it takes long.
+        model: a network of the clients' architecture, with any weights. It is not changed.
+        rounds: where real data are asked. "all" (the default) asks at every stage, which is echo-relay. The number 1 is
+            echo-chain, and each further round is one more stage at real data, from the head backwards. Names of layers
+            ask at the stages of these layers. Anything but "all" needs uploads.
+        uploads: the clients' uploads, with moments. Inputs are drawn from them.
+        start: a state_dict that was merged before, for example by echo-chain. The stages before the first round are
+            taken from it, and not fitted again to drawn inputs.
+        regression: the options of the fit.
+        drawing: the options for drawing inputs.
+        prior: a state_dict that the ridge pulls to, instead of the clients' average.
+        minimum: a round with fewer answers is refused. It can be asked again.
+        checkpoint: a file that keeps the last finished stage, for `resume`.
+        progress: a progress bar while inputs are drawn: True, False, or None for one on a terminal if it takes long.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class RelayServer:
         if uploads is not None:
             ridge = self._regression.ridge
             self._simulated = SimulatedClients(model, uploads, drawing or Drawing(), ridge, progress)
-        self._state: RelayState | None = None  # not known before the first answers
+        self._state: RelayState | None = None  # known once the first answers came
         if start is not None:
             self._load_start(start)
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to ask of clients. Stages at drawn inputs may be left: `result` fits them."""
+        """Whether no question is left to ask. Stages at drawn inputs may be left: `result` fits them."""
         if self._rounds == 1:
             return True
         state = self._state
@@ -107,21 +107,21 @@ class RelayServer:
 
     @property
     def stages(self) -> list[list[str]]:
-        """The layers fitted at once, in order; known from the first answers on."""
+        """The layers of every stage, in order of execution. They are known once the first answers came."""
         return [] if self._state is None else self._state.layers
 
     @property
     def clients_answered(self) -> list[int]:
-        """How many clients answered, stage by stage; 0 where no data were asked."""
+        """How many clients answered at each stage. 0 for stages at drawn inputs."""
         return [] if self._state is None else [stage.clients for stage in self._state.fitted]
 
     @property
     def answer_bytes(self) -> list[int]:
-        """How large the largest answer was, stage by stage; 0 where no data were asked."""
+        """The size of the largest answer at each stage. 0 for stages at drawn inputs."""
         return [] if self._state is None else [stage.bytes for stage in self._state.fitted]
 
     def broadcast(self) -> Question:
-        """The question of the next round at real data. Stages at drawn inputs that come before it are fitted first."""
+        """The question of the next round. Stages at drawn inputs that come before it are fitted first."""
         if not self.done:
             self.fit_drawn()
         if self.done:
@@ -129,11 +129,12 @@ class RelayServer:
         return self._question()
 
     def collect(self, answers: Iterable[Answer | Mapping[str, Tensor]]) -> None:
-        """Add up what clients answered, as it comes, and fit the stage that was asked for. On an error that stage is as
-        it was, and can be asked for again.
+        """Add up the answers, each when it comes, and fit the stage that was asked for. After an error the stage is as
+        it was before, and can be asked for again.
 
         Args:
-            answers: of the clients, or their wire forms as a network carries them; or one total of many clients.
+            answers: the clients' answers, as Answer objects or in their wire forms. It may also be one total of many
+                clients.
         """
         if not self.done:
             self.fit_drawn()
@@ -142,7 +143,7 @@ class RelayServer:
         self._fit(answers, REAL)
 
     def fit_drawn(self) -> None:
-        """Fit the stages that come next and are at drawn inputs, up to one that clients must be asked for."""
+        """Fit all stages at drawn inputs that come before the next round."""
         while self._simulated is not None:
             state = self._state
             if state is not None and (state.complete or self._asks(state, state.finished)):
@@ -188,7 +189,7 @@ class RelayServer:
         return schedule.asks_clients(self._rounds, state.stages, stage)
 
     def _left(self) -> str:
-        """What is left once nothing is to be asked."""
+        """Says in words why no question is left."""
         fitted = self._state is not None and self._state.complete
         return "a network that is fitted" if fitted else "a network whose other stages are at drawn inputs"
 
@@ -205,7 +206,7 @@ class RelayServer:
         )
 
     def _load_start(self, start: Mapping[str, Tensor]) -> None:
-        """Load all that comes before the first stage at real data from a model that was merged before."""
+        """Load all stages before the first round from a model that was merged before."""
         assert self._simulated is not None
         plan = self._simulated.plan
         schedule.check_run(self._rounds, plan.stages)

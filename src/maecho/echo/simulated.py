@@ -54,7 +54,7 @@ class Drawing:
 
     @property
     def uses(self) -> frozenset[str]:
-        """Optional statistics: read if an upload has them."""
+        """Optional statistics. They are read if an upload has them."""
         return frozenset({"features"} if self.features else ())
 
 

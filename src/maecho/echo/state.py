@@ -1,4 +1,4 @@
-"""How far a relay has come, and the checkpoint that says so: a file from which another server goes on."""
+"""The state of a relay between two stages, and its checkpoint: a file from which another server can go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maecho.network.units import Unit
 from maecho.upload import storage as files
 
 REAL, DRAWN, START = "real", "drawn", "start"
-"""What a stage was fitted to: the clients' data, drawn inputs, or nothing, being taken from a model merged before."""
+"""What a stage was fitted to: the clients' data, or drawn inputs. START: it was taken from a model merged before."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class FittedStage:
     inputs: str
     """REAL, DRAWN or START."""
     clients: int = 0
-    """How many answered; 0 unless real data were asked."""
+    """How many clients answered. 0 unless real data were asked."""
     bytes: int = 0
-    """The size of the largest answer; 0 unless real data were asked."""
+    """The size of the largest answer. 0 unless real data were asked."""
 
 
 @dataclass(frozen=True)
 class RelayState:
-    """All that a checkpoint holds beside the weights. It never changes: a fitted stage makes a new one."""
+    """Everything in a checkpoint but the weights. It never changes: every fitted stage makes a new one."""
 
     stages: tuple[tuple[Unit, ...], ...]
     head: str | None
-    """The last layer, whose rows are the classes, if there is one."""
+    """The last layer if its rows are the classes, else None."""
     single_client: bool
-    """Then its network is what is wanted, whatever the labels."""
+    """Whether there is only one client. Then its own network is the right result, whatever the labels are."""
     settled: frozenset[str]
     """Names of the weights that no stage will change any more."""
     fitted: tuple[FittedStage, ...] = ()
@@ -59,12 +59,12 @@ class RelayState:
         return [[unit.name for unit in stage] for stage in self.stages]
 
     def after(self, stage: FittedStage, settled: Iterable[str]) -> RelayState:
-        """With one more stage fitted, and these weights settled."""
+        """The state after one more stage was fitted, which made these weights final."""
         return replace(self, fitted=(*self.fitted, stage), settled=self.settled | frozenset(settled))
 
 
 def write_checkpoint(path: Path, state: RelayState, weights: Mapping[str, Tensor]) -> None:
-    """Write all that `read_checkpoint` needs. The file is whole at any moment."""
+    """Write everything that `read_checkpoint` needs. At any moment the file on disk is whole."""
     about = {
         "stages": state.layers,
         "joins": {u.name: u.norm for stage in state.stages for u in stage if u.norm is not None},
@@ -81,9 +81,9 @@ def write_checkpoint(path: Path, state: RelayState, weights: Mapping[str, Tensor
 
 
 def read_checkpoint(path: Path, units: Mapping[str, Unit]) -> tuple[RelayState, dict[str, Tensor]]:
-    """The state, and the weights that are settled. Raises UploadError unless they are of a network with these units.
+    """Read the state and the final weights. Raises UploadError unless they belong to a network with these units.
 
-    Files of maecho 0.1.0 do not say which stages came from a start; they are taken to be fitted to drawn inputs.
+    Files of maecho 0.1.0 do not say which stages came from a start. Such stages count as fitted to drawn inputs.
     """
     about = files.read_about(path, "relay")
     tensors = files.read_tensors(path)

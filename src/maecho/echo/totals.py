@@ -1,4 +1,4 @@
-"""What the sums of one unit are: what a client sends of it, and what the fit takes."""
+"""The sums of one unit: what a client sends about it, and what the fit reads."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class UnitTotals:
 
     unit: str
     gram: Float[Tensor, "g t"]
-    """Σ h hᵀ: the upper triangle in one row [g, d (d + 1) / 2]; of one-hot rows the counts [g, 1, d]."""
+    """Σ h hᵀ: the upper triangle in one row [g, d (d + 1) / 2]. For one-hot rows: the counts [g, 1, d]."""
     cross: Float[Tensor, "g o d"]
     """Σ z hᵀ."""
     prior: Float[Tensor, "g o d"]
-    """The client's own matrix, times its examples."""
+    """The client's own matrix times the number of its examples."""
     labels: Float[Tensor, "k d"] | None = None
-    """Σ y hᵀ, where all examples have labels."""
+    """Σ y hᵀ. None unless all examples have labels."""
     outputs: Float[Tensor, "k o"] | None = None
-    """Σ y zᵀ, likewise."""
+    """Σ y zᵀ, under the same condition."""
     counts: Float[Tensor, " k"] | None = None
-    """Examples of each class, likewise."""
+    """The number of examples of each class, under the same condition."""
     noise: Float[Tensor, ""] | None = None
     """With privacy: the variance of the noise on an entry of the gram."""
 
@@ -71,13 +71,14 @@ class UnitTotals:
             raise InputError(f"noise of {self.unit!r} must be one number, got {_shape(self.noise)}")
 
     def parts(self) -> dict[str, Tensor]:
-        """The sums that are there, by name."""
+        """All sums that are not None, by name."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "unit"}
         return {part: tensor for part, tensor in found.items() if tensor is not None or part in REQUIRED}
 
 
 def sums_of(unit: Unit, shape: tuple[int, ...], totals: UnitTotals, device: torch.device) -> dict[str, Tensor]:
-    """One unit's totals as the fit takes them: checked against the shape [g, o, d] of its matrix, the gram whole."""
+    """Check one unit's totals against the shape [g, o, d] of its matrix, and bring them into the form that the fit
+    reads: the gram is a whole matrix, unless it is diagonal."""
     g, _, d = shape
     if totals.prior.shape != shape:
         raise InputError(f"the sums of {unit.name!r} must be {shape} as its weights, got {_shape(totals.prior)}")
@@ -89,7 +90,7 @@ def sums_of(unit: Unit, shape: tuple[int, ...], totals: UnitTotals, device: torc
 
 
 def real_numbers(what: str, tensor: Tensor) -> Tensor:
-    """The tensor in float64, if it is one of finite real numbers."""
+    """The tensor in float64. Raises InputError unless it holds finite real numbers."""
     if not isinstance(tensor, Tensor):
         raise InputError(f"{what} must be a tensor, got {type(tensor).__name__}")
     if not tensor.is_floating_point():

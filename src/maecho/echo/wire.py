@@ -28,7 +28,7 @@ UNIT, JOIN, HEAD, WEIGHTS, SUM, STAGE, PLAIN = "unit/", "join/", "head/", "weigh
 
 
 def mark() -> Tensor:
-    """The tensor below a key that says everything. Each has memory of its own, as files want it."""
+    """The tensor for a key that says everything by itself. Each call makes a new one."""
     return torch.ones((), dtype=torch.int64)
 
 
@@ -38,13 +38,13 @@ def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def joins(tensors: Mapping[str, Tensor], layers: Iterable[str]) -> dict[str, str]:
-    """Layer -> the BatchNorm joined to it, of these layers."""
+    """For these layers: layer -> the BatchNorm that is joined to it."""
     pairs = below(JOIN, tensors)
     return {layer: pair.removeprefix(f"{layer}/") for layer in layers for pair in pairs if pair.startswith(f"{layer}/")}
 
 
 def head(tensors: Mapping[str, Tensor]) -> str | None:
-    """The last layer, if one is named."""
+    """The last layer, if the message names one."""
     names = list(below(HEAD, tensors))
     if len(names) > 1:
         raise InputError(f"a message must name one last layer, got {', '.join(map(repr, names))}")
@@ -52,7 +52,7 @@ def head(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def check_tensors(message: object, what: str) -> None:
-    """A message from outside must be a dictionary of tensors."""
+    """Raise InputError unless a message from outside is a dictionary of tensors."""
     if not isinstance(message, Mapping):
         raise InputError(f"{what} must be a dictionary of tensors, got {type(message).__name__}")
     for key, tensor in message.items():
@@ -63,23 +63,23 @@ def check_tensors(message: object, what: str) -> None:
 
 
 def check_keys(message: Mapping[str, Tensor], understood: Mapping[str, Tensor], what: str) -> None:
-    """Every key of a message must mean something."""
+    """Raise InputError unless every key of a message was understood."""
     unknown = sorted(message.keys() - understood.keys())
     if unknown:
         raise InputError(f"{what} must hold keys that mean something there, got {unknown[0]!r}")
 
 
 def whole_number(key: str, tensor: Tensor) -> int:
-    """The number below a key."""
+    """The whole number that stands under a key."""
     if tensor.numel() != 1 or tensor.is_floating_point() or tensor.is_complex() or int(tensor) < 0:
         raise InputError(f"{key!r} must be one whole number, at least 0, got {tensor.tolist()}")
     return int(tensor)
 
 
 def add(total: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sum of two answers, key by key, which is how a secure sum adds as well.
+    """The sum of two answers, key by key, as secure aggregation adds, too.
 
-    Real numbers add up. Whole numbers must be equal; of a counter below `plain/` the larger is taken.
+    Real numbers are added. Whole numbers must be equal, but of two counters under `plain/` the larger one is taken.
     """
     if answer.keys() != total.keys():
         odd = sorted(answer.keys() ^ total.keys())[0]
@@ -106,7 +106,7 @@ def add(total: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> dict[str, 
 
 
 def own_memory(tensor: Tensor) -> Tensor:
-    """A copy on the CPU and in one piece, as files want it; nobody's later work changes what was said."""
+    """A contiguous copy on the CPU. Later changes to the tensor do not change the message."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
@@ -118,7 +118,7 @@ def upper_triangle(A: Float[Tensor, "g d d"]) -> Float[Tensor, "g t"]:
 
 
 def whole_matrix(A: Float[Tensor, "g t"], d: int) -> Float[Tensor, "g d d"]:
-    """The matrix of d inputs that `upper_triangle` was given."""
+    """The inverse of `upper_triangle`, for d inputs."""
     rows, columns = torch.triu_indices(d, d, device=A.device)
     full = A.new_empty(len(A), d, d)
     full[:, rows, columns] = A

@@ -83,16 +83,17 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask as numbers to be added to the scores. In a boolean mask, True means: do not look there."""
+    """A mask as numbers that are added to the scores. In a boolean mask, True means that a place is not looked at."""
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, float("-inf"))
     return mask.to(like)
 
 
 def attentions(model: nn.Module) -> dict[str, nn.MultiheadAttention]:
-    """The attentions that can be split, under every name that they have.
+    """The attentions that can be split, with all names that each one has.
 
-    One with learned extra keys or with zero attention does more than its four projections, and is left out.
+    An attention with learned extra keys or with zero attention is left out, since it does more than its four
+    projections.
     """
     return {
         name: module
@@ -105,7 +106,7 @@ def copied(model: nn.Module) -> nn.Module:
     """A copy that shares nothing with the model."""
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # a model may refuse to be copied in any way
+    except Exception as error:  # copying a model may raise anything
         raise InputError(
             f"the model must be one that copy.deepcopy can copy, got {type(model).__name__}: "
             f"{' '.join(str(error).split())}"
@@ -146,7 +147,8 @@ def packed(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def slow_path() -> Iterator[None]:
-    """Inside, torch's transformer layers call their modules instead of one fused function that skips them."""
+    """Inside, torch's transformer layers call their modules. Otherwise one fused function may do the work
+    without them."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -25,7 +25,8 @@ LABELS: tuple[Labels, ...] = ("expected", "sampled", "observed")
 
 
 class Directions(Sequence[Tensor]):
-    """The directions v [n, classes] of one batch. Each is made when asked for: all take many times the outputs."""
+    """The directions v [n, classes] of one batch. Each is computed when it is asked for, since all together take many
+    times the memory of the outputs."""
 
     def __init__(self, output: Tensor, labels: Labels, y: Tensor | None, generator: torch.Generator | None):
         self._p = (output.cpu() if output.device.type == "mps" else output).detach().double().softmax(-1)

@@ -1,4 +1,4 @@
-"""Runs batches through a model and leaves no trace on it.
+"""Runs batches through a model, and leaves the model as it was.
 
 Only this module knows what a batch may be: (inputs, labels), (inputs, anything) or inputs alone. Inputs are a tensor or
 a mapping of tensors.
@@ -20,7 +20,7 @@ from maecho.progress import track
 
 @dataclass(frozen=True)
 class Pass:
-    """One batch and what the model made of it."""
+    """One batch, and the model's output for it."""
 
     inputs: Any
     labels: Tensor | None
@@ -56,7 +56,7 @@ def forward(
 
 
 def parts(batch: Any, label: str) -> tuple[Any, Any]:
-    """The inputs of a batch, and its second part or None."""
+    """The inputs of a batch, and its second part. None if it has no second part."""
     if not isinstance(batch, tuple | list):
         return batch, None
     if not batch:
@@ -80,7 +80,7 @@ def check_labels(labels: Tensor, classes: int, client: str) -> None:
 
 
 def call(model: Callable[..., Any], x: Any, device: torch.device) -> Any:
-    """The model's output for one batch of inputs. If it gives out several, the first."""
+    """The model's output for one batch of inputs. Of several outputs it is the first."""
     if isinstance(x, Mapping):
         output = model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in x.items()})
     else:

@@ -1,9 +1,9 @@
-"""The one way to look at a forward pass: what enters and what leaves the modules that are named.
+"""The only place that looks at a forward pass: what enters and what leaves modules.
 
-No other module registers a hook. So every hook is gone after its pass, also after an error, and code that runs the
-model for a purpose of its own can make the others look away.
+No other module registers hooks. So all hooks are removed after their pass, even after an error. Code that runs the
+model for another purpose can pause them.
 
-Torch's fused transformer layers may pass watched modules by. Enter `attention.slow_path` too where that would matter.
+Torch's fused transformer layers may bypass the watched modules. Enter `attention.slow_path` too if that matters.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ After = Callable[[str, nn.Module, Tensor, Tensor], Tensor | None]
 
 
 class Enough(BaseException):
-    """Raised by a `Before` or an `After` that has seen all it wants, to end the pass; see `ending_early`."""
+    """A `Before` or an `After` raises this to end the pass once it has seen enough; see `ending_early`."""
 
 
 def ending_early() -> contextlib.AbstractContextManager[None]:
-    """Inside, `Enough` ends the pass and is no error."""
+    """Inside, `Enough` ends the pass. It is not an error."""
     return contextlib.suppress(Enough)
 
 
 class Watch:
-    """Decides whether hooks look. Several calls of `watching` can share one."""
+    """Switches hooks off and on. Several calls of `watching` can share one Watch."""
 
     def __init__(self) -> None:
         self._paused = False
@@ -41,7 +41,7 @@ class Watch:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Inside, the hooks do nothing. For passes that try the model out and carry no data."""
+        """Inside, the hooks do nothing. Use it for passes that only test the model."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -61,11 +61,11 @@ def watching(
     """Inside, `before` and `after` are called whenever one of the named modules runs.
 
     Args:
-        model: holds the modules.
-        names: of the modules, as `named_modules` has them.
-        before: is called with the input; what it returns takes the input's place.
-        after: is called with input and output; what it returns takes the output's place.
-        watch: pauses these hooks. Give one to several calls to pause them together; by default a new one is made.
+        model: the model that has the modules.
+        names: the names of the modules, as in `named_modules`.
+        before: is called with the input. If it returns a tensor, the module gets that one instead.
+        after: is called with input and output. If it returns a tensor, that one replaces the output.
+        watch: pauses these hooks. Several calls can share one, to be paused together. By default a new one is made.
     """
     shared = watch or Watch()
     with contextlib.ExitStack() as hooks:
@@ -100,11 +100,11 @@ def _leaving(name: str, after: After, watch: Watch) -> Callable[..., Any]:
 
 
 def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The tensor that a layer multiplies: its first argument."""
+    """The tensor that a layer multiplies. It is the layer's first argument."""
     x: Tensor = args[0] if args else kwargs[_keyword(kwargs)]
     return x
 
 
 def _keyword(kwargs: dict[str, Any]) -> str:
-    """The layers of torch call their first argument `input`."""
+    """The name of that argument. The layers of torch call it `input`."""
     return "input" if "input" in kwargs else next(iter(kwargs))

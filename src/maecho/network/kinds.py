@@ -1,4 +1,4 @@
-"""What a layer is: how its inputs and outputs become rows of a matrix product, and how its weight is stored.
+"""Kinds of layers: how inputs and outputs become rows of a matrix product, and how the weight is stored.
 
 Everything that depends on the kind of a layer is in this module. All other code calls the functions below.
 
@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Modules of torch that have parameters but no input matrix. They are averaged, and nobody is warned.
+# Modules of torch that have parameters but no input matrix. They are averaged without a warning.
 PLAIN = (
     nn.modules.batchnorm._NormBase,
     nn.LayerNorm,
@@ -31,18 +31,19 @@ PLAIN = (
 )
 
 CHUNK = 2**22
-"""Entries of rows held at once: a convolution's patches are many times its input."""
+"""The most entries of rows in memory at a time. The patches of a convolution take many times the memory of
+its input."""
 
 
 class Kind:
     """A kind of layer. This class is a fully connected layer: y = x Wᵀ + b over the last axis of x."""
 
     weight = "weight"
-    """Name of the parameter that is the matrix."""
+    """The name of the parameter that is the matrix."""
     bias = "bias"
-    """Name of the parameter that is added. A layer may lack it."""
+    """The name of the parameter that is added to the product. A layer may lack it."""
     sizes = ("in_features", "out_features")
-    """Attributes of the module that say how many inputs and outputs it has. A module may lack them."""
+    """The attributes of the module that say how many inputs and outputs it has. A module may lack them."""
     transposed = False
     """Whether the weight is stored [in, out] instead of [out, in, ...]."""
     one_hot = False
@@ -51,19 +52,19 @@ class Kind:
     """Whether the rows are patches of a map."""
 
     def groups(self, module: Any) -> int:
-        """How many separate matrices there are, each with its own part of the inputs and outputs."""
+        """How many separate matrices there are. Each has its own part of the inputs and outputs."""
         return 1
 
     def example_axes(self, module: Any) -> int:
-        """How many axes the input has for one example."""
+        """How many axes the input of one example has."""
         return 1
 
     def rows(self, module: Any, x: Tensor) -> Tensor:
-        """What the matrix multiplies, [groups, n, in]. Of tokens: the tokens themselves, [1, n]."""
+        """The rows that the matrix multiplies, [groups, n, in]. For tokens: the tokens themselves, [1, n]."""
         return x.reshape(1, -1, x.shape[-1])
 
     def output_rows(self, module: Any, z: Tensor) -> Tensor:
-        """Outputs, or gradients of their shape, as [groups, n, out] in the order of `rows`."""
+        """The module's outputs, or gradients of their shape, as rows [groups, n, out] in the order of `rows`."""
         return z.reshape(1, -1, z.shape[-1])
 
     def mean_rows(self, module: Any, x: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class Kind:
         return self.rows(module, x.mean(0, keepdim=True))
 
     def copies(self, module: Any) -> int:
-        """In how many rows one entry of the input occurs, at most."""
+        """The largest number of rows in which one entry of the input occurs."""
         return 1
 
     def inputs(self, module: Any) -> int:
@@ -80,12 +81,12 @@ class Kind:
         return W.shape[0] if self.transposed else W[0].numel()
 
     def without_bias(self, module: Any, z: Tensor) -> Tensor:
-        """Outputs of a batch minus the bias of the module."""
+        """The module's outputs for a batch, minus its bias."""
         b = getattr(module, self.bias, None)
         return z if b is None else z - b
 
     def frozen_token(self, module: Any) -> int | None:
-        """The token whose weights get no gradient."""
+        """The token whose weights get no gradient. None if there is no such token."""
         return None
 
     def resize(self, module: Any, shape: Sequence[int]) -> None:
@@ -136,11 +137,11 @@ class Convolution(Kind):
         return z.reshape(-1, module.groups, module.out_channels // module.groups).transpose(0, 1)
 
     def mean_rows(self, module: Any, x: Tensor) -> Tensor:
-        """As the MA-Echo release takes them: unpadded patches of the mean map, at stride 2."""
+        """The rows as the MA-Echo release computes them: unpadded patches of the mean map, at stride 2."""
         mean = _batched(module, x).mean(0, keepdim=True)
         reach = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
         if any(size < r for size, r in zip(mean.shape[2:], reach, strict=True)):
-            return self.rows(module, mean)  # no unpadded patch fits: the layer's own are the nearest thing
+            return self.rows(module, mean)  # no unpadded patch fits, so the layer's own patches are used
         return _patches(module, mean, (2,) * len(module.kernel_size))
 
     def copies(self, module: Any) -> int:
@@ -155,7 +156,7 @@ def _batched(module: nn.modules.conv._ConvNd, x: Tensor) -> Tensor:
 
 
 def _padding(module: nn.modules.conv._ConvNd) -> list[int]:
-    """In the order of pad: last axis first, before and after."""
+    """The padding in the order of torch's `pad`: the last axis first, and on each axis before and after."""
     sizes = list(zip(module.kernel_size, module.dilation, strict=True))
     if module.padding == "same":
         both = [(d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2) for k, d in sizes]
@@ -167,7 +168,7 @@ def _padding(module: nn.modules.conv._ConvNd) -> list[int]:
 
 
 def _patches(module: nn.modules.conv._ConvNd, x: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Every patch under the kernel as a row, channels first as in the weight: [groups, batch · places, in]."""
+    """Every patch under the kernel as a row, [groups, batch · places, in]. Channels come first, as in the weight."""
     axes = len(module.kernel_size)
     for axis, (k, d, step) in enumerate(zip(module.kernel_size, module.dilation, stride, strict=True), start=2):
         x = x.unfold(axis, d * (k - 1) + 1, step)[..., ::d]
@@ -181,7 +182,7 @@ _KINDS: dict[type[nn.Module], Kind] = {}
 
 
 def register(module_type: type[nn.Module], kind: Kind) -> None:
-    """Make modules of this type, and of types derived from it, known as matrices."""
+    """Let modules of this type, and of types derived from it, be read as matrices of this kind."""
     if not (isinstance(module_type, type) and issubclass(module_type, nn.Module)):
         raise TypeError(f"a kind must be registered for a class of nn.Module, got {module_type!r}")
     if not isinstance(kind, Kind):
@@ -196,12 +197,12 @@ for _type in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
 
 
 def registered(module: nn.Module) -> bool:
-    """Whether the type of the module was itself registered, so that nothing of its forward is overridden."""
+    """Whether the type of the module was itself registered. Then no derived class has changed its forward."""
     return type(module) in _KINDS
 
 
 def find(module: nn.Module) -> Kind | None:
-    """The kind of a module, by the nearest of its classes that was registered; None if it is no matrix."""
+    """The kind of a module: that of its nearest registered class. None if it is no matrix."""
     return next((_KINDS[c] for c in type(module).__mro__ if c in _KINDS), None)
 
 
@@ -214,12 +215,13 @@ def of(module: nn.Module) -> Kind:
 
 
 def rows(module: nn.Module, x: Tensor) -> Tensor:
-    """The rows [groups, n, in] that the module's weight multiplies when x comes in. Of tokens: integers [1, n]."""
+    """The rows [groups, n, in] that the module's weight multiplies for the input x. For tokens: whole numbers
+    [1, n]."""
     return of(module).rows(module, x)
 
 
 def output_rows(module: nn.Module, z: Tensor) -> Tensor:
-    """What the module gave out, or a gradient of that shape, as rows [groups, n, out] in the order of `rows`."""
+    """The module's output, or a gradient of its shape, as rows [groups, n, out] in the order of `rows`."""
     return of(module).output_rows(module, z)
 
 
@@ -234,12 +236,12 @@ def inputs(module: nn.Module) -> int:
 
 
 def without_bias(module: nn.Module, z: Tensor) -> Tensor:
-    """What the module gave out for a batch, minus its bias."""
+    """The module's output for a batch, minus its bias."""
     return of(module).without_bias(module, z)
 
 
 def frozen_token(module: nn.Module) -> int | None:
-    """The token to whose weights the module gives no gradient: the padding of an embedding."""
+    """The token whose weights get no gradient from the module: the padding of an embedding. None if there is none."""
     return of(module).frozen_token(module)
 
 
@@ -254,7 +256,7 @@ def unbatched(module: nn.Module, x: Tensor) -> bool:
 
 
 def examples_at_once(module: nn.Module, x: Tensor) -> int:
-    """How many examples of x become rows of at most CHUNK entries; one at least. A module that is no matrix (a norm)
-    counts as fully connected."""
+    """How many examples of x become rows of at most CHUNK entries, but at least one. A module that is no matrix (a
+    norm) counts as fully connected."""
     entries = x[0].numel() * (find(module) or Kind()).copies(module) if len(x) else 1
     return max(1, CHUNK // max(1, entries))

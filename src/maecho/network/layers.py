@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layer:
-    """Where one matrix lies in a state_dict, and how it is stored."""
+    """Where a matrix lies in a state_dict, and how it is stored."""
 
     name: str
-    """Of the module; of several that share a weight, the first."""
+    """The name of the module. If several modules share a weight, it is that of the first."""
     weight: str
     bias: str | None = None
     groups: int = 1
@@ -41,11 +41,11 @@ class Layer:
 
     @property
     def dense(self) -> bool:
-        """Whether every output hangs on every input, and inputs are plain numbers: a fully connected layer."""
+        """Whether it is a fully connected layer: every output depends on every input, and inputs are plain numbers."""
         return not (self.one_hot or self.convolution) and self.groups == 1
 
     def one_row_each(self, x: Tensor, n: int) -> bool:
-        """Whether each of n examples is one row of this input."""
+        """Whether this input has one row for each of n examples."""
         return self.dense and x.dim() == 2 and len(x) == n
 
     @property
@@ -54,7 +54,7 @@ class Layer:
         return int(self.transposed)
 
     def matrix(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "g o d"]:
-        """[W b], one matrix a group."""
+        """[W b], one matrix for each group."""
         W = weights[self.weight]
         W = W.T.unsqueeze(0) if self.transposed else W.reshape(self.groups, W.shape[0] // self.groups, -1)
         if self.bias is None:
@@ -79,7 +79,7 @@ class Layer:
         return self.groups, W.shape[0] // self.groups, W[0].numel() + bias
 
     def complaint(self, shapes: Mapping[str, Sequence[int]]) -> str | None:
-        """What keeps `matrix` from reading weights of these shapes, in a sentence; None if nothing does."""
+        """A sentence that says why `matrix` cannot read weights of these shapes. None if it can."""
         for part, axes in ((self.weight, 2), (self.bias, 1)):
             if part is not None and part not in shapes:
                 return f"layer {self.name!r} must have its weight {part!r}, got none"
@@ -122,9 +122,9 @@ class Architecture:
     """The matrices of a model, and what else it holds."""
 
     layers: dict[str, Layer]
-    """By name of the module. Modules that share a weight share one Layer."""
+    """Name of a module -> its layer. Modules that share a weight share one Layer."""
     aliases: dict[str, str]
-    """Tied parameters: a name -> the name under which the tensor is kept."""
+    """Tied parameters: another name -> the name under which the tensor is kept."""
     unknown: tuple[str, ...]
     """Modules that may have an input matrix but are of no known kind, so that their parameters are only averaged."""
 
@@ -164,7 +164,7 @@ def _layer(kind: Kind, module: nn.Module, name: str, state: Mapping[str, Tensor]
     return Layer(
         name=name,
         weight=aliases.get(weight, weight),
-        # A Gram matrix of tokens is a diagonal and has no room for a bias, which is averaged then.
+        # The Gram matrix of tokens is a diagonal, which has no place for a bias. So the bias is averaged.
         bias=aliases.get(bias, bias) if bias in state and not kind.one_hot else None,
         groups=kind.groups(module),
         transposed=kind.transposed,
@@ -174,16 +174,16 @@ def _layer(kind: Kind, module: nn.Module, name: str, state: Mapping[str, Tensor]
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    """Whether it is a layer, and not a user's container that also holds a free parameter (a class token, a scale)."""
+    """Whether the module is a layer. A user's container with a free parameter (a class token, a scale) is not one."""
     return type(module).__module__.startswith("torch.nn.") or next(module.children(), None) is None
 
 
 def _share(names: list[str], layers: dict[str, Layer]) -> None:
     """Make one matrix of modules that share a weight, with the inputs of all of them.
 
-    With biases of their own there is no common [W b]: then the weight is merged alone and the biases are averaged.
-    A module that uses the weight in another way (an embedding that is also the output layer) follows the first one
-    and adds no inputs.
+    If their biases differ, there is no common [W b]. Then the weight is merged alone, and the biases are averaged. If a
+    module uses the weight in another way (an embedding that is also the output layer), the first module decides how the
+    weight is read, and the other one adds no inputs.
     """
     head = layers[names[0]]
     same = [name for name in names if replace(layers[name], name=head.name, bias=head.bias) == head]

@@ -1,7 +1,7 @@
-"""Where a network is narrow: a layer through whose inputs passes all that the network makes of an example.
+"""Finds where a network is narrow: a layer whose inputs hold everything that the network uses of an example.
 
-The first fully connected layer behind others is narrow in most networks. Its inputs are what the convolutions found,
-before anything is decided.
+In most networks the first fully connected layer after other layers is narrow. Its inputs are the features that the
+convolutions have found.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from maecho.network.layers import Architecture
 
 
 def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapping[str, Tensor]) -> str | None:
-    """The first fully connected layer that nothing goes around; the very first layer does not count.
+    """The first fully connected layer that no other path leads past. The very first layer does not count.
 
-    To try a layer, the network gets inputs that are not a number and the layer gets zeros. If there is a way around
-    the layer, the output is not a number either.
+    To test a layer, the network gets inputs that are NaN, and the layer gets zeros. If another path leads past the
+    layer, the output is NaN.
 
     Args:
-        model: left as it is.
-        architecture: of the model.
+        model: the model. It is not changed.
+        architecture: the architecture of the model.
         inputs: a batch.
-        seen: what reached each layer when the model ran this batch, in order of execution.
+        seen: the input of each layer when the model ran this batch, in order of execution.
     """
     if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
         return None

@@ -19,7 +19,8 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @singledispatch
 def norm_rows(module: nn.Module, x: Tensor) -> Tensor:
-    """The rows [features, n, 1] that the scale multiplies. BatchNorm's are its raw input, others' are normalised."""
+    """The rows [features, n, 1] that the scale multiplies. For a BatchNorm they are its raw input, for other norms the
+    normalised one."""
     raise TypeError(f"{type(module).__name__} is not known as a norm")
 
 
@@ -46,7 +47,7 @@ def _(module: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def norm_output_rows(module: nn.Module, z: Tensor) -> Tensor:
-    """What a norm gave out, in the order of `norm_rows`."""
+    """The output of a norm as rows, in the order of `norm_rows`."""
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return _features_last(z, module.weight)
     return _channels_first(z)
@@ -77,9 +78,9 @@ def find(model: nn.Module) -> dict[str, Layer]:
 
 
 def affine(module: nn.Module) -> tuple[Tensor, ...]:
-    """What a norm multiplies its rows by and, if it has a bias, what it adds, in float64.
+    """The factor and, if the norm has a bias, the summand that a norm applies to its rows, in float64.
 
-    For BatchNorm, whose rows are its raw inputs x, these are a and c of a·x + c in evaluation mode.
+    The rows of a BatchNorm are its raw inputs x. Its factor a and summand c are those of a·x + c in evaluation mode.
     """
     state = {name: tensor.double().flatten() for name, tensor in module.state_dict().items()}
     if not isinstance(module, BATCH_NORMS):

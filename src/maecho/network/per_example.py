@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 CHUNK = 2**22
-"""Entries of gradients held at once."""
+"""The most entries of gradients in memory at a time."""
 
 
 def squares(
     x: Float[Tensor, "g n l d"], delta: Float[Tensor, "g n l o"]
 ) -> tuple[Float[Tensor, "g o d"], Float[Tensor, "g o d"]]:
-    """Σ_n (Σ_l δ_l x_lᵀ)², and the plain sum Σ_n Σ_l δ_l x_lᵀ."""
+    """Σ_n (Σ_l δ_l x_lᵀ)², and the sum without squares, Σ_n Σ_l δ_l x_lᵀ."""
     if x.shape[2] == 1:
         x, delta = x.squeeze(2), delta.squeeze(2)
         return delta.square().mT @ x.square(), delta.mT @ x
@@ -57,9 +57,10 @@ def token_squares(
 
 
 class LongWay:
-    """One gradient for each example, for any parameter.
+    """Computes one gradient for each example. It works for every parameter.
 
-    torch.func takes all examples at once. If it cannot follow the model, examples go one after the other.
+    torch.func computes the gradients of all examples together. If it cannot follow the model, they are computed one
+    after the other.
     """
 
     def __init__(self, model: nn.Module, device: torch.device):

@@ -24,7 +24,7 @@ from maecho.network.layers import Layer
 
 @dataclass(frozen=True)
 class Place:
-    """One axis of one tensor. Behind a flattened map a neuron has a block of neighbouring entries there."""
+    """One axis of one tensor. After a map was flattened, each neuron has a block of neighbouring entries there."""
 
     tensor: str
     axis: int
@@ -62,7 +62,7 @@ def take(tensor: Tensor, place: Place, order: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Move:
-    """The neurons of one space carried over by M: new neuron a is made of the old ones as row a of M says.
+    """Maps the neurons of one space by M: row a of M says of which old neurons the new neuron a is made.
 
     What was x becomes M x. So a weight W becomes W Mᵀ on its inputs and M W on its outputs, and the Gram matrix of x
     becomes M G Mᵀ.
@@ -73,11 +73,11 @@ class Move:
 
     @cached_property
     def order(self) -> Tensor | None:
-        """The old neuron in the place of each new one, where M is a permutation; None where it mixes neurons."""
+        """The old neuron at the place of each new one, if M is a permutation. None if M mixes neurons."""
         return self.M.argmax(1) if bool(((self.M == 0) | (self.M == 1)).all()) else None
 
     def carry(self, tensor: Tensor, place: Place, M: Tensor | None = None) -> Tensor:
-        """The neurons of one place of a tensor carried over; where neurons are mixed, by `M` if it is given."""
+        """Map the neurons of one place of a tensor. If M mixes neurons and another `M` is given, that one is used."""
         if self.order is not None:
             return take(tensor, place, self.order)
         return carry(tensor, place, self.M if M is None else M)
@@ -90,12 +90,13 @@ class Move:
             if layer is None:
                 continue
             is_output = place.axis == layer.out_axis
-            # The outputs of a grouped layer stand for its inputs, too: one group a channel.
+            # In a depthwise layer each output channel has one input channel, so its outputs stand for its inputs, too.
             if is_output if outputs else (not is_output or layer.groups > 1):
                 yield layer
 
     def inputs(self, matrix: Spectrum | Diagonal, layer: Layer) -> Spectrum | Diagonal:
-        """M A Mᵀ over the inputs of a layer. A bias, the last input, stays; depthwise, groups trade places."""
+        """M A Mᵀ for the inputs of a layer. The bias is the last input and stays. In a grouped layer, groups are
+        permuted."""
         if layer.groups > 1:
             return self._groups(matrix, f"layer {layer.name!r} has groups, which entropic transport cannot mix")
         if isinstance(matrix, Diagonal):
@@ -103,14 +104,14 @@ class Move:
         return self.dense_inputs(matrix, layer)
 
     def dense_inputs(self, matrix: Spectrum, layer: Layer) -> Spectrum:
-        """The same for a layer without groups."""
+        """M A Mᵀ for the inputs of a layer without groups."""
         U, bias = matrix.basis, int(layer.bias is not None)
         inner = U[:, : U.shape[1] - bias]
         carried = self.carry(inner, Place(layer.weight, 1, inner.shape[1] // self.space.size))
         return self._carried(matrix, torch.cat([carried, U[:, U.shape[1] - bias :]], 1))
 
     def outputs(self, matrix: Spectrum, layer: Layer) -> Spectrum | Diagonal:
-        """The same over the outputs of a layer."""
+        """M A Mᵀ for the outputs of a layer."""
         if layer.groups > 1:
             return self._groups(matrix, f"layer {layer.name!r} has outputs that entropic transport cannot mix")
         return self._carried(matrix, self.carry(matrix.basis, Place(layer.weight, 1)))
@@ -121,14 +122,14 @@ class Move:
         return matrix.permuted(self.order)
 
     def _carried(self, matrix: Spectrum, basis: Tensor) -> Spectrum:
-        """With this basis, which is orthonormal only if M is a permutation."""
+        """The matrix with the mapped basis, which is orthonormal only if M is a permutation."""
         if self.order is not None:
             return Spectrum(matrix.values, basis)
         return Spectrum.of_factor(basis.double(), matrix.values.double()).to(dtype=matrix.basis.dtype)
 
 
 def carry(tensor: Tensor, place: Place, M: Tensor) -> Tensor:
-    """The neurons of one place of a tensor carried over by M."""
+    """Map the neurons of one place of a tensor by M."""
     blocks = tensor.unflatten(place.axis, (-1, place.block)).movedim(place.axis, 0)
     carried = torch.tensordot(M.to(tensor.dtype), blocks, 1).movedim(0, place.axis)
     flat: Tensor = carried.flatten(place.axis, place.axis + 1).contiguous()

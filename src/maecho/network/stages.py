@@ -1,8 +1,8 @@
-"""Which units of a network can be fitted at once, and in which order.
+"""Finds which units of a network can be fitted at once, and in which order.
 
-Units whose inputs do not depend on each other form one stage. Poison finds what depends on what: weights that are not
-settled yet become NaN, and a unit whose input stays clean depends on settled weights alone. That takes one forward pass
-for each stage. Of the network it asks only that it runs.
+Units whose inputs do not depend on each other form one stage. NaN shows the dependencies: all weights that are not
+final yet become NaN. If the input of a unit has no NaN then, the unit depends on final weights alone. This takes one
+forward pass for each stage. It works for every network that runs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Plan:
     """The units of a network in stages."""
 
     stages: tuple[tuple[Unit, ...], ...]
-    """The first one depends on nothing but the inputs. It may be empty."""
+    """The first stage depends only on the network's inputs. It may be empty."""
     head: str | None
-    """The unit whose rows are the classes."""
+    """The last unit if its rows are the classes, else None."""
     calls: Mapping[str, int]
     """How often each module runs in one pass."""
 
@@ -64,21 +64,21 @@ def plan(model: nn.Module, inputs: Any) -> Plan:
         dirty = run.dirty(unsettled if stages else unsettled | plain)
         stage = [unit for unit in todo if not dirty.intersection(unit.modules)]
         if not stage and stages:
-            stage = [todo[0]]  # it feeds itself: a layer that is used twice in a row
+            stage = [todo[0]]  # a layer that is used twice in a row depends on itself
         stages.append(tuple(stage))
         todo = [unit for unit in todo if unit not in stage]
     return Plan(tuple(stages), _head(run, stages), calls)
 
 
 class _Runner:
-    """Runs one small batch through the network and keeps what it saw on the way."""
+    """Runs one small batch through the network, and keeps what the passes show."""
 
     def __init__(self, model: nn.Module, inputs: Any):
         self.model = model
         self.inputs = _few(inputs)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.order: list[str] = []
-        """Modules in order of their last call, so that a unit comes after all that it depends on."""
+        """The modules in the order of their last calls. So a unit comes after everything that it depends on."""
         self.calls: dict[str, int] = {}
         self.shapes: dict[str, torch.Size] = {}
         """The shape of each module's last output."""
@@ -171,7 +171,8 @@ def _head(run: _Runner, stages: Sequence[Sequence[Unit]]) -> str | None:
 
 
 def _few(inputs: Any) -> Any:
-    """The first two examples. An entry of a mapping that has no row for each example (a mask of places) stays whole."""
+    """The first two examples. If an entry of a mapping does not have one row for each example (a mask of places), it
+    stays whole."""
     if isinstance(inputs, Mapping):
         n = examples(inputs)
         each = {key for key, value in inputs.items() if isinstance(value, Tensor) and value.dim() and len(value) == n}

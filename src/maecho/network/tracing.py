@@ -22,7 +22,7 @@ class _Neurons:
     """The neurons along the channel axis of one value, while the network is traced."""
 
     size: int
-    """0 for the inputs of the network, which cannot be permuted."""
+    """The number of neurons. 0 for the inputs of the network, which cannot be permuted."""
     places: dict[tuple[str, int], Place]
     fixed: bool = False
     merged: _Neurons | None = None
@@ -31,7 +31,7 @@ class _Neurons:
         return self if self.merged is None else self.merged.root()
 
     def join(self, other: _Neurons) -> None:
-        """Make one set of neurons of two, as a sum of two values wants it."""
+        """Join two sets of neurons into one, since their values are added."""
         one, two = self.root(), other.root()
         if one is two:
             return
@@ -41,7 +41,7 @@ class _Neurons:
 
 
 def _clash(one: _Neurons, two: _Neurons) -> bool:
-    """Whether the two cut one axis into blocks of different sizes."""
+    """Whether two spaces divide one axis into blocks of different sizes."""
     return any(one.places[key].block != place.block for key, place in two.places.items() if key in one.places)
 
 
@@ -71,7 +71,7 @@ def derive(model: nn.Module) -> Spaces:
     """
     try:
         graph = _Leaves().trace(model)
-    except Exception as error:  # tracing runs the user's own forward, which may fail in any way
+    except Exception as error:  # tracing runs the user's own forward, which may raise anything
         reason = " ".join(str(error).split())
         raise InputError(
             f"{type(model).__name__} must be traceable by torch.fx for its neuron spaces to be found, got: {reason}; "
@@ -81,7 +81,7 @@ def derive(model: nn.Module) -> Spaces:
 
 
 class _Leaves(fx.Tracer):
-    """Traces a network down to the layers of torch and to those whose type was registered with a kind."""
+    """Traces a network. It stops at the layers of torch, and at layers whose own type was registered with a kind."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return kinds.registered(m) or super().is_leaf_module(m, module_qualified_name)
@@ -154,7 +154,7 @@ class _Tracer:
             inputs.fixed = True
         else:
             self._place(inputs, name, (kind.weight,), 1 - out_axis, width // (inputs.size or width))
-        if name in self._outputs:  # used a second time: the same neurons come out
+        if name in self._outputs:  # its second use gives out the same neurons
             return self._outputs[name].root()
         out = _Neurons(shape[out_axis], {}, fixed=groups > 1)
         self._outputs[name] = out
@@ -177,7 +177,7 @@ class _Tracer:
                 if key is None:
                     neurons.root().fixed = True
                     continue
-                # A tied weight stands in several layers: its neurons are the same in all of them.
+                # A tied weight is in several layers. Its neurons are the same in all of them.
                 neurons.join(self._owners.setdefault((key, axis), neurons))
                 neurons.root().places[key, axis] = Place(key, axis, block)
         return neurons.root()

@@ -20,11 +20,11 @@ class Unit:
 
     layer: Layer
     modules: tuple[str, ...]
-    """More than one where modules share a weight."""
+    """The names of the modules. There are several if modules share a weight."""
     norm: str | None = None
-    """The BatchNorm that follows at once: the matrix is that of both together."""
+    """The BatchNorm that follows at once. Then the matrix is that of both together."""
     diagonal: bool = False
-    """A norm by itself."""
+    """Whether it is a norm by itself."""
 
     @property
     def name(self) -> str:
@@ -36,19 +36,19 @@ class Unit:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The modules whose outputs are what the matrix gives out."""
+        """The modules whose outputs are the products of the matrix."""
         return self.modules if self.norm is None else (self.norm,)
 
     def rows(self, module: nn.Module, x: Tensor) -> Tensor:
-        """What its matrix multiplies when x enters one of its modules: [groups, n, in], or tokens [1, n]."""
+        """The rows that the matrix multiplies when x enters one of its modules: [groups, n, in], or tokens [1, n]."""
         return norms.norm_rows(module, x) if self.diagonal else kinds.rows(module, x)
 
     def output_rows(self, module: nn.Module, z: Tensor) -> Tensor:
-        """What it gave out, [groups, n, out] in the order of `rows`."""
+        """Its outputs as rows [groups, n, out], in the order of `rows`."""
         return norms.norm_output_rows(module, z) if self.diagonal else kinds.output_rows(module, z)
 
     def parameters(self, model: nn.Module) -> set[str]:
-        """Names in the state_dict. Running statistics are among them, counters are not."""
+        """The names of its parameters in the state_dict. Running statistics are among them, counters are not."""
         own = {self.layer.weight} | ({self.layer.bias} if self.layer.bias else set())
         for name in (self.norm, self.name if self.diagonal else None):
             if name is not None:
@@ -57,7 +57,7 @@ class Unit:
         return own
 
     def matrix(self, model: nn.Module) -> Tensor:
-        """[W b] of a model, in float64. A BatchNorm by itself has the matrix that it applies to its raw inputs."""
+        """[W b] of the unit in a model, in float64. For a BatchNorm by itself it is the matrix for its raw inputs."""
         module = model.get_submodule(self.name)
         if self.diagonal:
             return torch.stack(norms.affine(module), -1).unsqueeze(1)
