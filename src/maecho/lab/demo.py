@@ -1,4 +1,4 @@
-"""The main job on the embedded data set: digits over a few clients, one upload each, several merged models."""
+"""The whole job on the digits of scikit-learn: several clients, one upload from each, several merged models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from maecho.upload.upload import Upload
 
 NETWORK = "digits-mlp"
 TRAINING = LocalTraining(epochs=60, learning_rate=0.05, momentum=0.5, batch_size=16)
-"""Enough epochs for every client to fit its own data. A projector has one direction a batch, so batches are small."""
+"""Every client fits its own data in these epochs. The projector gets at most one direction from each batch, so batches
+are small."""
 
 MERGED = ("fedavg", "ma-echo", "regmean", "echo-chain")
 
@@ -38,7 +39,7 @@ class Row:
     accuracy: float
     seconds: float
     file: str | None
-    """The merged model's, if there is one."""
+    """The file of the merged model, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
 
 
 def _check_free(path: Path, kind: str) -> None:
-    """Nothing is there, or what a demo wrote: an upload of the client, or a model of the method, of the file's name."""
+    """Raise InputError unless the place is free, or holds what an earlier demo wrote under this file name."""
     if not os.path.lexists(path):
         return
     try:

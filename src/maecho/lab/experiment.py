@@ -20,12 +20,13 @@ CHECKOUT = Path(__file__).resolve().parents[3] / "experiments"
 """The folder of configs and results in a checkout. An installed package has no such folder."""
 
 NOT_METHODS = ("local", "pooled", "ensemble", "echo-relay")
-"""Columns that need the clients' own models (and data): evaluations of them, and the protocol in many rounds."""
+"""Columns that are not in METHODS, since they need the clients' own models, and some of them the clients' data."""
 SPLIT = ("clients", "beta")
 """The keys of a cell that say how the examples are divided among clients."""
 
 VIEWS = ("table", "uploads", "ladder")
-"""How docs/results.md can show results: a row a cell, a row a column with what is uploaded, or round by round."""
+"""How docs/results.md can show results: a table with a row for each cell, one with a row for each column and its
+uploads, or the ladder of rounds."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Document:
     text: str = ""
     """Markdown that stands before the tables."""
     order: int = 100
-    """Experiments stand in this order, then by name."""
+    """Experiments are sorted by this number, then by name."""
     shows: tuple[str, ...] = ("table",)
-    """Among VIEWS."""
+    """A selection of VIEWS."""
     picture: str = ""
     """A file in docs/ that `maecho reproduce NAME --show --picture FILE` has drawn."""
 
@@ -140,7 +141,8 @@ class Experiment:
 
 
 def _check_name(column: str, options: Mapping[str, Any]) -> None:
-    """One name for one method with one set of defaults: a column that sets something has a name that says so."""
+    """Raise ValueError unless the column's name fits: a method's own name is only for its defaults, and a column that
+    changes an option must have another name."""
     method = options["method"]
     if changes(options):
         if column in (*METHODS, *NOT_METHODS):
@@ -151,7 +153,7 @@ def _check_name(column: str, options: Mapping[str, Any]) -> None:
 
 
 def changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a column sets to something other than the default."""
+    """The options that a column sets to another value than the default."""
     plain_settings = settings({"method": options["method"]})
     return {
         key: value
@@ -162,17 +164,17 @@ def changes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_of(cell: Cell) -> dict[str, Any]:
-    """What a cell says of how the examples are divided."""
+    """The entries of a cell that say how the examples are divided."""
     return {key: cell[key] for key in SPLIT if key in cell}
 
 
 def _frozen(value: Any) -> Any:
-    """Lists of TOML are the tuples of a frozen dataclass."""
+    """A list from TOML as a tuple, which a frozen dataclass needs."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A column's method and its options, without `upload`, which says how its uploads are made."""
+    """A column's method and its options, without the entry `upload`, which says how its uploads are made."""
     return {key: value for key, value in options.items() if key != "upload"}
 
 
@@ -191,9 +193,10 @@ def protocol(options: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def drawn_by(options: Mapping[str, Any]) -> str | None:
-    """What decides how a column fits stages at drawn inputs. Columns with equal answers share these stages.
+    """A text of everything that decides how a column fits stages at drawn inputs. Columns with equal texts share these
+    stages.
 
-    None: it has no such stages.
+    None if the column has no such stages.
     """
     if options["method"] == "echo-chain":
         found = choose(**plain(options))[1]

@@ -54,7 +54,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def build(name: str, rng: torch.Generator) -> nn.Module:
-    """The network of that name, on the CPU, with initial weights that `rng` alone decides."""
+    """Make the network of that name on the CPU. `rng` alone decides its initial weights."""
     if name not in NETWORKS:
         raise ValueError(f"build: no network {name!r}, known are {', '.join(NETWORKS)}")
     seed = int(torch.randint(2**62, (), generator=rng))

@@ -48,11 +48,11 @@ class LocalTraining:
         rng: torch.Generator,
         on_epoch: Callable[[int, float], None] | None = None,
     ) -> None:
-        """Train `model` in place, on the device it is on, and leave it in evaluation mode.
+        """Train `model` in place, on its own device, and leave it in evaluation mode.
 
-        `rng`, a generator on the CPU, decides the order of examples and what dropout drops. After each epoch
-        `on_epoch` is called with its number, from 1, and its mean loss. Parameters that ask for no gradient are not
-        changed.
+        `rng` is a generator on the CPU. It decides the order of examples and what dropout drops. After each epoch
+        `on_epoch` is called with the number of the epoch, from 1, and its mean loss. Parameters that need no gradient
+        are not changed.
         """
         if y.ndim != 1 or len(x) != len(y) or not len(y):
             raise ValueError(

@@ -52,7 +52,7 @@ class Coefficients:
 
 
 class Iterates(Protocol):
-    """What a layer must do, however it keeps its V_i."""
+    """The operations of a layer's iterates, however they are stored."""
 
     def step(self) -> None: ...
     def merged(self) -> Float[Tensor, "g o d"]:
@@ -69,7 +69,7 @@ class Iterates(Protocol):
 
 
 class Columns:
-    """U = [U_1 … U_N] of one layer, and what multiplies with it."""
+    """U = [U_1 … U_N] of one layer, and the products with it."""
 
     def __init__(self, spectra: Sequence[Spectrum | Diagonal], dtype: torch.dtype):
         self.ranks = [spectrum.rank for spectrum in spectra]

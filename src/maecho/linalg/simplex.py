@@ -1,6 +1,6 @@
 """The quadratic program of Eq. (6): how much each client counts in the common direction.
 
-The one file that knows which solver answers it (DAQP; docs/dependencies.md says why).
+Only this file knows which solver is used (DAQP; docs/dependencies.md says why).
 """
 
 import daqp

@@ -27,7 +27,7 @@ class Total(ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """d."""
+        """The width d of the matrix."""
 
     @property
     @abstractmethod

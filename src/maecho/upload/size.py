@@ -17,14 +17,14 @@ from maecho.upload.upload import Upload
 
 @dataclass(frozen=True)
 class Rank:
-    """Keep at most this many directions."""
+    """Keeps at most this many directions."""
 
     directions: int
 
 
 @dataclass(frozen=True)
 class Share:
-    """Keep the fewest directions that hold this share of the trace."""
+    """Keeps the fewest directions that hold this share of the trace."""
 
     share: float
 

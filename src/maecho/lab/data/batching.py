@@ -1,4 +1,4 @@
-"""Batches of a data set that can be passed over again, in order or shuffled anew."""
+"""Divides a data set into batches that can be read several times, in order or shuffled anew."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """(inputs, labels) in batches, as often as one likes; see `batches`."""
+    """Batches (inputs, labels) that can be read any number of times; see `batches`."""
 
     x: Tensor = field(repr=False)
     y: Tensor = field(repr=False)

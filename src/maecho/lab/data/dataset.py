@@ -1,4 +1,4 @@
-"""What a data set is: inputs and labels for training and for the test, and who each example comes from."""
+"""A data set: inputs and labels for training and for the test, and the origin of each example."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Dataset:
     """Float32 inputs and int64 labels 0..classes-1, for training and for the test.
 
     Args:
-        groups_train: who or what every training example comes from, as positions in `group_names`: its writer, its
-            domain. None where nobody knows.
+        groups_train: the origin of every training example (its writer, its domain), as positions in `group_names`. None
+            if the origins are not known.
         groups_test: the same for the test.
-        mean: what the loader subtracted, one number for all channels or one a channel.
-        std: what it divided by afterwards.
+        mean: the number that the loader subtracted from all channels, or one number for each channel.
+        std: the number that it divided by afterwards, in the same form.
     """
 
     name: str
@@ -64,10 +64,8 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all there is: another pixel, label, group or name gives another one.
-
-        It is computed when it is first asked for, and then kept: tensors must not be changed in place.
-        """
+        """SHA-256 of everything: if a pixel, a label, a group or a name changes, so does the digest. It is computed
+        when it is first asked for, and then kept. So tensors must not be changed in place."""
         found = hashlib.sha256(repr((self.name, self.classes, self.group_names, self.mean, self.std)).encode())
         for tensor in (
             self.x_train,
@@ -85,7 +83,7 @@ class Dataset:
         return found.hexdigest()
 
     def pixels(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        """Undo the standardisation: these inputs as the loader found them, in [0, 1]."""
+        """Undo the standardisation. The result is inputs in [0, 1], as the loader found them."""
         shape = (1, -1, *[1] * (x.ndim - 2))
         mean, std = (torch.tensor(each, dtype=x.dtype, device=x.device).view(shape) for each in (self.mean, self.std))
         return (x * std + mean).clamp_(0, 1)

@@ -1,4 +1,4 @@
-"""The file formats of data sets: idx (MNIST's own) and npz, read whole or refused."""
+"""Reads the file formats of data sets: idx (MNIST's own) and npz. A file that is damaged is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _CODES = {"u1": 0x08, "i4": 0x0C}
 
 
 def read_idx(path: Path, ndim: int, dtype: str = "u1") -> np.ndarray:
-    """An idx file: magic 0 0 (dtype) (ndim), then one big-endian 32-bit length a dimension, then the values."""
+    """Read an idx file: the bytes 0 0 (dtype) (ndim), then one big-endian 32-bit length for each dimension, then the
+    values."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, OSError, zlib.error) as error:
@@ -44,7 +45,7 @@ def read_idx(path: Path, ndim: int, dtype: str = "u1") -> np.ndarray:
 
 
 def read_npz(path: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """These arrays of an .npz file. Pickled objects are refused."""
+    """Read these arrays of an .npz file. Pickled objects are refused."""
     try:
         # Opened here, since numpy leaves a file open that it cannot read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:

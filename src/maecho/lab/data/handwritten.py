@@ -1,4 +1,4 @@
-"""Handwritten digits: scikit-learn's, which need no file; MNIST, with its writers where they are asked for; USPS."""
+"""Handwritten digits: scikit-learn's, which need no file, MNIST (on request with its writers), and USPS."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _read(folder: Path | None, file: str, ndim: int) -> np.ndarray:
 
 
 def _writers(folder: Path | None, file: str, classes: np.ndarray) -> np.ndarray:
-    """The writers of these examples, the first of QMNIST's."""
+    """The writers of these examples. They are the first ones of QMNIST."""
     path = find("mnist", folder, file, _QMNIST_SOURCE, (".gz", ""))
     table = read_idx(path, 2, "i4")
     if table.shape[1] != 8 or len(table) < len(classes):

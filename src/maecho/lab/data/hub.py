@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEED = "maecho-hub-1"
-"""Decides the test examples where the hub has only a train split: a tenth of every group's."""
+"""Decides which examples are for the test if the hub has only a train split: a tenth of every group."""
 TEST_SHARE = 0.1
 _BILINEAR = 2
-"""Pillow's number for it."""
+"""Pillow's number for bilinear resizing."""
 
 
 def from_hub(

@@ -25,7 +25,7 @@ _OWN = "MAECHO_DATA_UNCHECKED=1 takes files of your own"
 
 @dataclass(frozen=True)
 class Known:
-    """What one part of a data set holds."""
+    """The known content of one part of a data set."""
 
     shape: tuple[int, ...]
     sha256: str

@@ -1,4 +1,4 @@
-"""Where data sets and weights lie: one folder, named by MAECHO_DATA. Nothing is downloaded into it."""
+"""Finds data sets and weights in one folder, which MAECHO_DATA names. Nothing is downloaded into it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from maecho.errors import InputError
 
 
 class MissingDataError(InputError, FileNotFoundError):
-    """A file of a data set, or weights, that are not there: says which file, and where one gets it."""
+    """A file of a data set, or of weights, is missing. The message says which file, and where to get it."""
 
 
 def data_folder() -> Path:

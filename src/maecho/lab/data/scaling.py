@@ -1,4 +1,4 @@
-"""From bytes to standardised inputs, always by the same operations, so that digests agree."""
+"""Turns bytes into standardised inputs. The operations are always the same, so that digests agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scale:
     std: tuple[float, ...]
 
     def standardised(self, pixels: np.ndarray) -> Float[Tensor, "n channels h w"]:
-        """(pixels / 255 - mean) / std, of uint8 [n, h, w] or [n, h, w, channels]."""
+        """Compute (pixels / 255 - mean) / std for uint8 [n, h, w] or [n, h, w, channels]."""
         found = torch.from_numpy(pixels)
         found = found.unsqueeze(1) if found.ndim == 3 else found.permute(0, 3, 1, 2).contiguous()
         mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
@@ -29,7 +29,8 @@ class Scale:
 
 
 def _of_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
-    """From numbers on the scale to 255, divided in float32: results that were published here keep their last digit."""
+    """Make a Scale from numbers between 0 and 255. The division is in float32, which keeps the last digit of published
+    results."""
     mean, std = (tuple((torch.tensor(each) / 255).tolist()) for each in (mean, std))
     return Scale(mean, std)
 

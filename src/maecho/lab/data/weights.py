@@ -1,4 +1,4 @@
-"""Pretrained backbones by name, their weights from the data folder."""
+"""Loads pretrained backbones by name, with weights from the data folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def backbone(name: str, folder: Path | None = None, *, side: int | None = 224, head: bool = False) -> Backbone:
-    """A row of BACKBONES with the weights in `folder`/weights or `folder`; see `maecho.backbones.load`."""
+    """Load a backbone of BACKBONES with the weights in `folder`/weights or `folder`; see `maecho.backbones.load`."""
     if name not in BACKBONES:
         raise InputError(f"backbone: no {name!r}, known are {', '.join(BACKBONES)}")
     file = BACKBONES[name].file

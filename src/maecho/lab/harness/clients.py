@@ -37,7 +37,7 @@ Client = tuple[nn.Module, data.Batches]
 
 @dataclass(frozen=True)
 class Trained:
-    """One client's model, and how it was trained, perhaps long ago and elsewhere."""
+    """One client's model, and the record of its training, which may be old and from another machine."""
 
     model: nn.Module
     seconds: float
@@ -84,12 +84,12 @@ class Cohort:
         return digest(*(self._identity(client) for client in range(len(self.parts))))
 
     def pooled(self) -> Cohort:
-        """One client that holds the data of all."""
+        """The cohort of a single client, which holds the data of all clients."""
         everything = np.sort(np.concatenate(self.parts))
         return replace(self, parts=[everything], cell={**self.cell, "pooled": True})
 
     def train(self, device: str, on_client: Callable[[int, int], None] | None = None) -> list[Trained]:
-        """Every client's model, from the cache where it is there."""
+        """Every client's model. It is read from the cache if it is there."""
         found = []
         for client in range(len(self.parts)):
             if on_client is not None:
@@ -108,9 +108,9 @@ class Cohort:
 
     def _trained(self, client: int, device: str) -> Trained:
         path = cache_folder() / "clients" / f"{self._identity(client)}.safetensors"
-        with disk.locked(path):  # two runs at once train a client once
+        with disk.locked(path):  # of two runs at once only one trains the client
             if path.exists():
-                with contextlib.suppress(InputError, KeyError, RuntimeError):  # a damaged file is made again
+                with contextlib.suppress(InputError, KeyError, RuntimeError):  # a damaged file is replaced
                     about = storage.read_about(path, "model")["trained"]
                     model = networks.build(self.experiment.network, torch.Generator())
                     model.load_state_dict(storage.read_tensors(path))
@@ -147,8 +147,8 @@ def _fit(
 def batch_size(experiment: Experiment) -> int:
     """The size of the batches that statistics are gathered from.
 
-    16 training batches at a time are faster. The projectors cut batches into pieces of `MEAN_OF`, so they are the same
-    only if a training batch consists of whole pieces; otherwise the batches of training are used as they are.
+    Batches of 16 training batches are faster. The projectors cut batches into pieces of `MEAN_OF`. So they stay the
+    same only if a training batch consists of whole pieces. If it does not, the batches of training are used.
     """
     size = experiment.training.batch_size
     return size if size % MEAN_OF else 16 * size

@@ -1,7 +1,7 @@
-"""The columns of one run: what each kind of column measures, and the record of it.
+"""Measures the columns of one run, and makes the record of each.
 
-A column is measured on a `Bench`, which trains the clients and gathers their statistics when they are first asked for,
-and keeps the time of both.
+A column is measured on a `Bench`. The bench trains the clients and gathers their statistics when they are first asked
+for, and keeps the time of both.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ TEST_BATCH = 1000
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a column."""
+    """The result of one column."""
 
     models: list[nn.Module]
-    """Accuracy is the mean over these."""
+    """The accuracy of the column is the mean over these models."""
     trained: list[Trained]
-    """What was trained for it."""
+    """The models that were trained for the column."""
     bytes: int
-    """What the client sends that sends most."""
+    """How much the client sends that sends the most."""
     gathering: float
     """Seconds of passes over the clients' data before anything is merged, all clients together."""
     merging: float
-    """Seconds of all that follows."""
+    """Seconds of everything after that."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Bench:
 
     @cached_property
     def clients(self) -> list[Client]:
-        """Models on the device, each with its data."""
+        """The clients' models on the device, each with its data."""
         return [(one.model.to(self.device), self.cohort.batches(i)) for i, one in enumerate(self.trained)]
 
     @property
@@ -88,11 +88,11 @@ class Bench:
         return sum(tensor.nbytes for tensor in self.network().state_dict().values())
 
     def network(self) -> nn.Module:
-        """A network of the clients' architecture, of which only the shapes matter."""
+        """A network of the clients' architecture. Only its shapes matter."""
         return networks.build(self.cohort.experiment.network, torch.Generator().manual_seed(0))
 
     def gather(self, names: Collection[str], how: Mapping[str, Any]) -> Gathered:
-        """Uploads with these statistics. Columns that ask for the same share them."""
+        """Make uploads with these statistics. Columns that need the same uploads share them."""
         key = repr((sorted(names), how))
         if key not in self._gathered:
             began = time.perf_counter()
@@ -127,7 +127,7 @@ def pooled(bench: Bench, options: Options) -> Measured:
 
 
 def ensemble(bench: Bench, options: Options) -> Measured:
-    """All clients' models together."""
+    """The ensemble of all clients' models."""
     counts = [torch.tensor(counts) for counts in bench.cohort.class_counts]
     by = options.get("by", "probabilities")
     sent = bench.weights_bytes + (counts[0].nbytes if by == "class-aware" else 0)
@@ -214,6 +214,6 @@ def measure(bench: Bench, options: Options) -> dict[str, Any]:
 
 
 def accuracy(models: list[nn.Module], dataset: data.Dataset, device: str) -> float:
-    """On the test examples, in per cent; the mean, if there are several models."""
+    """The accuracy on the test examples in per cent. For several models it is the mean."""
     test = data.batches(dataset.x_test, dataset.y_test, TEST_BATCH)
     return round(100 * statistics.fmean(evaluate(one.to(device), test, progress=False).accuracy for one in models), 2)

@@ -1,4 +1,4 @@
-"""On what something was measured: the device, and the versions that matter to numbers."""
+"""Describes the machine of a measurement: the device, and the versions that numbers depend on."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ from maecho.lab.harness.code import Code, changed
 Record = dict[str, Any]
 """One column of one run."""
 FORMAT = 2
-"""Goes up when older files cannot be read any more."""
+"""The version of the file. It goes up when older files cannot be read any more."""
 NEEDED = ("settings", "data", "clients", "code")
-"""What a record must say to be compared with what would be measured now."""
+"""The entries without which a record cannot be compared with what would be measured now."""
 
 
 def results_path(experiment: Experiment, out: Path | None = None) -> Path:
-    """Where the results are; by default beside the configs of a checkout, otherwise in the current folder."""
+    """The file of the results. By default it is beside the configs of a checkout, or else in the current folder."""
     if out is None:
         # An installed package is never written to: an upgrade would take the results along.
         out = configs.CHECKOUT / "results" if configs.CHECKOUT.is_dir() else Path("maecho-results")
@@ -34,7 +34,7 @@ def results_path(experiment: Experiment, out: Path | None = None) -> Path:
 
 
 def read_results(path: Path, experiment: Experiment) -> dict[str, Any]:
-    """All results; without a file there are none. Raises InputError, and leaves the file alone, if it is damaged."""
+    """Read all results. Without a file there are none. A damaged file raises InputError and stays as it is."""
     empty = {
         "experiment": experiment.name, "title": experiment.title, "quick": experiment.quick, "format": FORMAT,
         "runs": [], "code": {},
@@ -54,7 +54,7 @@ def read_results(path: Path, experiment: Experiment) -> dict[str, Any]:
 
 
 def _check(found: Mapping[str, Any]) -> None:
-    """Raise unless everything is there that is read later."""
+    """Raise an error unless everything is there that is read later."""
     for modules in found["code"].values():
         dict(modules)
     for run in found["runs"]:
@@ -72,7 +72,7 @@ def run_of(results: Mapping[str, Any], cell: Cell, seed: int) -> dict[str, Any] 
 
 
 def differences(record: Record, wanted: Record, code: Code, results: Mapping[str, Any]) -> list[str]:
-    """In what a record does not fit what would be measured now, in words. `wanted` says what it should be of."""
+    """Sentences that say why a record does not fit what would be measured now. `wanted` describes that measurement."""
     accepted = record.get("trusted", {})
     found = []
     if record["settings"] != wanted["settings"]:

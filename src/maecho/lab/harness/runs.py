@@ -38,7 +38,7 @@ class Event:
     seed: int
     column: str = ""
     text: str = ""
-    """In words: which client is trained, why a column is measured again or trusted."""
+    """Words for people: which client is trained, or why a column is measured again or trusted."""
 
     @property
     def finished(self) -> bool:
@@ -104,7 +104,7 @@ def reproduce(
 
 
 def run_cell(job: Job, cell: Cell, seed: int, dataset: data.Dataset, tell: Listener) -> None:
-    """Do one run. Each column is written before it is told."""
+    """Do one run. Each column is written before its event is sent."""
     experiment = job.experiment
     cohort = Cohort.of(experiment, cell, seed, dataset)
     bench = Bench(cohort, job.device, lambda i, n: tell(Event("training", cell, seed, text=f"client {i + 1} of {n}")))
@@ -137,7 +137,7 @@ def run_cell(job: Job, cell: Cell, seed: int, dataset: data.Dataset, tell: Liste
 
 
 _worker: dict[str, Any] = {}
-"""In a process of the pool: where events go, and the data set once it is loaded."""
+"""Of a process of the pool: the queue for its events, and the data set once it is loaded."""
 
 
 def _start_worker(events: Any) -> None:
@@ -152,7 +152,7 @@ def _work(job: Job, cell: Cell, seed: int) -> None:
 
 
 def _in_processes(job: Job, tasks: list[tuple[Cell, int]], jobs: int) -> Iterator[Event]:
-    """The same in processes of one thread each; events come in the order in which they happen."""
+    """Do the runs in processes of one thread each. Events come in the order in which they happen."""
     context = get_context("spawn")
     events = context.Queue()
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(events,)) as pool:

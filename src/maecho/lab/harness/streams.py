@@ -1,4 +1,5 @@
-"""Random streams by name. Everything that identifies a draw decides its stream, so draws share one only on purpose."""
+"""Makes a random stream for every purpose. Everything that identifies a draw decides its stream, so draws share a
+stream only on purpose."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from maecho.lab.experiment import Cell, Experiment, split_of
 
 
 def stream(purpose: str, **identity: Any) -> np.random.SeedSequence:
-    """The stream of one draw: 256 bits of a hash of its purpose and of all that identifies it."""
+    """The random stream of one draw: 256 bits of a hash of its purpose and of everything that identifies it."""
     text = json.dumps({"purpose": purpose, **identity}, sort_keys=True)
     return np.random.SeedSequence(np.frombuffer(hashlib.sha256(text.encode()).digest(), "<u4").tolist())
 
@@ -38,29 +39,29 @@ class Streams:
         return cls(experiment.data, experiment.network, cell, seed)
 
     def partition(self) -> np.random.Generator:
-        """Divides the examples among clients."""
+        """The stream that divides the examples among clients."""
         sequence = stream("partition", data=self.data, split=split_of(self.cell), seed=self.seed)
         return np.random.default_rng(sequence)
 
     def initial(self, client: int) -> torch.Generator:
-        """Initial weights: one stream for all clients, or one for each if the cell says so."""
+        """The stream of the initial weights: the same for all clients, or one for each if the cell says so."""
         same = self.cell.get("init", "same") == "same"
         return self._torch("initial weights", client=None if same else client)
 
     def training(self, client: int) -> torch.Generator:
-        """The order of examples in training, and what dropout drops."""
+        """The stream for the order of examples in training, and for dropout."""
         return self._torch("training", client=client)
 
     def batches(self, client: int) -> torch.Generator:
-        """The order in which statistics are gathered."""
+        """The stream for the order of examples when statistics are gathered."""
         return self._torch("batches", client=client)
 
     def labels(self, client: int) -> torch.Generator:
-        """The random signs of sampled labels."""
+        """The stream for the random signs of sampled labels."""
         return self._torch("labels", client=client)
 
     def method(self) -> int:
-        """The seed of all methods that draw: columns that draw the same inputs can share them."""
+        """The seed of all methods that draw. Since it is the same, columns that draw the same inputs can share them."""
         return int(self._sequence("method").generate_state(1)[0])
 
     def _torch(self, purpose: str, **more: Any) -> torch.Generator:

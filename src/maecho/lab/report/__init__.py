@@ -1,1 +1,1 @@
-"""What is made from results: tables, pictures and the generated parts of the documents."""
+"""Makes tables, pictures and the generated parts of the documents from results."""

@@ -1,4 +1,4 @@
-"""Pictures of results. The one file that draws with matplotlib, the extra `plots`."""
+"""Draws pictures of results. Only this file uses matplotlib (the extra `plots`)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _draw(axes: Axes, experiment: Experiment, figures: Mapping[str, Figure]) -> 
 
 
 def _error(accuracy: float) -> float:
-    """In per cent. It is never 0, which has no logarithm."""
+    """The error in per cent. It is never 0, since 0 has no logarithm."""
     return max(100 - accuracy, 0.01)
 
 

@@ -1,7 +1,4 @@
-"""The tables that results make: means over seeds beside the paper's figures, and the ladder of rounds.
-
-Everything here is read from results; nothing is run.
-"""
+"""Tables of results: means over seeds beside the paper's figures, and the ladder of rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One column of one cell over seeds, and what the paper says."""
+    """One column of one cell: its figures over all seeds, and the paper's."""
 
     mean: float
     low: float
@@ -31,15 +28,15 @@ class Figure:
     seeds: int
     paper: float | None
     bytes: float | None
-    """What the client uploads that uploads most; None if that was not counted."""
+    """How much the client uploads that uploads the most. None if it was not counted."""
     marks: str = ""
-    """Among MARKS: in what the figure differs from its neighbours."""
+    """A selection of MARKS: how the figure differs from its neighbours."""
     recipes: tuple[str, ...] = ()
-    """How records were made that are older than their format."""
+    """How those records were made that are older than their format."""
 
     @property
     def current(self) -> bool:
-        """Measured as the config says, on the clients of its cell."""
+        """Whether it was measured as the config says, on the clients of its cell."""
         return not self.marks
 
     def __str__(self) -> str:
@@ -63,7 +60,7 @@ class Rung:
     bytes: float
     """What a client uploads in all rounds."""
     accuracies: tuple[float | None, ...]
-    """In per cent, cell by cell; None where it was not measured."""
+    """Accuracies in per cent, cell by cell. None if a cell was not measured."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def _about(experiment: Experiment, cell: Cell, row: Mapping[str, Any]) -> bool:
 
 
 def same(published: Any, ours: Any) -> bool:
-    """Table 4 writes "diff" for what we call different."""
+    """Whether two values are the same. Table 4 writes "diff" for our "different"."""
     return published == ours or (published, ours) == ("diff", "different")
 
 
@@ -160,7 +157,7 @@ def markdown(experiment: Experiment, table: Table) -> str:
 
 
 def upload_markdown(experiment: Experiment, table: Table) -> str:
-    """The same the other way round, a row for every column, with what a client uploads for it."""
+    """The same table with a row for each column of the config, and how much a client uploads for it."""
     rows = []
     for column in experiment.methods:
         figures = [figures.get(column) for _, figures in table]
@@ -171,7 +168,7 @@ def upload_markdown(experiment: Experiment, table: Table) -> str:
 
 
 def ladders() -> list[Ladder]:
-    """One for every experiment whose document shows a ladder and of which there are results with bytes."""
+    """The ladders of all experiments whose document shows one, if there are results with bytes."""
     found = []
     for name in names():
         experiment = Experiment.load(name)
@@ -216,7 +213,7 @@ def _asked(rounds: int | str | list[str]) -> str:
 
 
 def ladder_markdown(one: Ladder) -> str:
-    """For a document."""
+    """A ladder as a Markdown table."""
     heads = ("column", "rounds", "real data asked", "a client uploads", "times the weights", *one.cells)
     rows = []
     for rung in one.rungs:
