@@ -288,3 +288,6 @@ def test_every_test_that_is_cited_exists() -> None:
     cited = {name for path in texts for name in re.findall(r"\btests/[\w/]+\.py", path.read_text())}
     assert "tests/aggregation/test_ma_echo.py" in cited
     assert [name for name in sorted(cited) if not (ROOT / name).exists()] == []
+    shown = re.findall(r"`([\w/]*test_\w+\.py)`", (ROOT / "docs" / "testing.md").read_text())
+    assert "aggregation/test_contract.py" in shown
+    assert [name for name in shown if not (ROOT / "tests" / name.removeprefix("tests/")).exists()] == []

@@ -73,7 +73,7 @@ def test_a_network_is_no_other_network(edit: Edit) -> None:
 def test_words_do_not_count(edit: Edit) -> None:
     before = codes()
     edit("maecho.aggregation.regmean", "class RegMean:\n", "# Why not.\nclass RegMean:\n")
-    edit("maecho.lab.harness.columns", '"""On the test examples, in per cent; the mean', '"""The mean')
+    edit("maecho.lab.harness.columns", '"""The accuracy on the test examples', '"""On the test examples')
     assert differ(before, codes()) == set()
 
 
