@@ -100,7 +100,7 @@ def regular(path: Path, error: type[InputError] = InputError) -> Iterator[io.Fil
     found = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(found):
         os.close(descriptor)
-        raise error(f"{path} must be a file, got {_kind(found)}")
+        raise error(f"{path} must be a file, got {kind(found)}")
     with io.FileIO(descriptor, "rb") as file:
         yield file
 
@@ -112,11 +112,12 @@ def _instead(path: Path, reason: Exception) -> str:
     with contextlib.suppress(OSError, ValueError):
         found = path.stat().st_mode
         if not stat.S_ISREG(found):
-            return _kind(found)
+            return kind(found)
     return f"an error: {getattr(reason, 'strerror', None) or reason}"
 
 
-def _kind(mode: int) -> str:
+def kind(mode: int) -> str:
+    """What stands at a path, by the `st_mode` that the system gives for it."""
     kinds = {
         stat.S_IFDIR: "a folder",
         stat.S_IFLNK: "a link",
@@ -135,7 +136,7 @@ def _check_place(path: Path, error: type[InputError]) -> None:
         return
     if not stat.S_ISREG(found):
         hint = "; name the file that it points to" if stat.S_ISLNK(found) else ""
-        raise error(f"cannot write {path}: only a regular file can be replaced, got {_kind(found)}{hint}")
+        raise error(f"cannot write {path}: only a regular file can be replaced, got {kind(found)}{hint}")
 
 
 def _stem(path: Path) -> str:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from maecho.upload import storage as files
 from support.damage import forged
-from support.tiny import cases
+from support.tiny import cases, upload, with_statistics
 
 Run = Callable[..., Any]
 
@@ -70,7 +70,7 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "out is a link": ("aggregate bob.safetensors --out linked --force", ("cannot write linked", "got a link")),
     "out is a device": (
         "aggregate bob.safetensors --out /dev/null --force",
-        ("cannot write /dev/null", "regular file"),
+        ("cannot write /dev/null", "regular file, got a device"),
     ),
     "out is the weights": (
         "upload --client ann --model MODULE:network --data MODULE:ann --weights ann-weights --out ann-weights --force",
@@ -119,3 +119,20 @@ def test_an_error_is_one_line_and_nothing_is_written(
     for part in parts:
         assert part.replace("MODULE", module) in said.err
     assert here() == before
+
+
+def test_numbers_that_no_equation_can_hold(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may hold any finite numbers, so products of them may overflow."""
+    monkeypatch.chdir(tmp_path)
+    for client, factor in (("ann", 1e300), ("bob", 1.0)):
+        made = upload(client)
+        huge = {
+            statistic: {name: one.map(lambda s, f=factor: s * f) for name, one in made.statistics[statistic].items()}
+            for statistic in ("gram", "gradients")
+        }
+        with_statistics(made, **huge).save(f"huge-{client}")
+    said = run("aggregate huge-ann huge-bob --method kronecker --out new.safetensors")
+    assert said.code == 2
+    assert said.err.startswith("error: the uploads hold numbers that are too large or too small to compute with: ")
+    assert said.err.count("\n") == 1
+    assert not Path("new.safetensors").exists()

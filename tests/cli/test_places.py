@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,13 +21,16 @@ from maecho.lab.experiment import Experiment
 from maecho.lab.harness.runs import Event
 
 
-@pytest.mark.parametrize(("kind", "words"), [("link", "a link"), ("dangling", "a link"), ("folder", "a folder")])
+@pytest.mark.parametrize(
+    ("kind", "words"), [("link", "a link"), ("dangling", "a link"), ("folder", "a folder"), ("pipe", "a pipe")]
+)
 @pytest.mark.parametrize("force", [False, True])
 def test_a_place_that_is_no_regular_file(tmp_path: Path, kind: str, words: str, force: bool) -> None:
     (tmp_path / "file").write_bytes(b"mine")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match=rf"cannot write .*{kind}: --out must name a regular file, got {words}"):
         check_out(tmp_path / kind, force)
     check_out(tmp_path / "new", force)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from maecho.network.layers import Layer
 from maecho.statistics import STATISTICS, Gatherer, Options, Statistic
 from maecho.statistics.parts import entries
 from maecho.statistics.statistic import Carrier, Found, Setting
-from maecho.upload import inspection, size
+from maecho.upload import checks, client, cohort, header, inspection, size, storage
+from maecho.upload import upload as upload_module
 from support.clients import batches, network
 from support.networks import NETWORKS
 from support.values import close
@@ -75,6 +78,20 @@ def test_a_new_statistic_is_one_class_and_one_row(tmp_path: Path, monkeypatch: p
     assert cut.to("cpu").statistics["largest"]["0"].rank == 2
     aligned = Alignment(reference="ann").align([upload, make_upload(network(1), batches(), "bob", ["largest"])])
     assert "largest" in aligned[1].statistics
+
+
+@pytest.mark.parametrize("module", [client, checks, cohort, header, inspection, size, storage, upload_module])
+def test_who_handles_uploads_names_no_statistic(module: ModuleType) -> None:
+    """A new statistic changes none of these files. Docstrings may give examples."""
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    texts = {
+        node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    used = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} - texts
+    used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert used & STATISTICS.keys() == set()
 
 
 def test_a_statistic_that_nobody_knows_is_refused() -> None:

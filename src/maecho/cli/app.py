@@ -11,6 +11,7 @@ from typing import Annotated
 
 import torch
 import typer
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from maecho._version import __version__
 from maecho.aggregation import METHODS, aggregate
@@ -53,10 +54,12 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: print(f"warning: {one_line(str(message))}", file=sys.stderr)
     try:
         app()
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, LinAlgError) as error:
         if os.environ.get("MAECHO_DEBUG"):
             raise
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        unsolved = "the uploads hold numbers that are too large or too small to compute with: "
+        why = unsolved if isinstance(error, LinAlgError) else ""
+        print(f"error: {one_line(why + str(error))}", file=sys.stderr)
         sys.exit(2)
 
 

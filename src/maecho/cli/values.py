@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from maecho import disk
 from maecho.aggregation import METHODS, choose
 from maecho.errors import InputError
 
@@ -40,15 +41,13 @@ def check_out(out: Path, force: bool, inputs: Iterable[Path] = (), option: str =
             if path.exists() and out.exists() and out.samefile(path):
                 raise InputError(f"{option} must not be one of the inputs, got {out}, which is {path}")
         if out.is_symlink() or (out.exists() and not out.is_file()):
-            raise InputError(f"cannot write {out}: {option} must name a regular file, got {_kind(out)}")
+            raise InputError(
+                f"cannot write {out}: {option} must name a regular file, got {disk.kind(out.lstat().st_mode)}"
+            )
         if out.exists() and not force:
             raise InputError(f"cannot write {out}: it must be a new file, got one that exists; --force replaces it")
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error
-
-
-def _kind(path: Path) -> str:
-    return "a link" if path.is_symlink() else "a folder" if path.is_dir() else "something else"
 
 
 def permissions(text: str) -> int:
