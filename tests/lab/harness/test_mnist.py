@@ -1,4 +1,4 @@
-"""Floors of committed results. Beside them the first cell of Table 1 is run again, on digits and (if it is there) on MNIST."""
+"""Floors of committed results. The first cell of Table 1 is also run again: on digits always, on MNIST where it is."""
 
 from __future__ import annotations
 
