@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from maecho.aggregation.average import HOLDS
 from maecho.lab.harness import columns
 from maecho.lab.harness.runs import reproduce
 from support import known
@@ -52,7 +53,15 @@ def test_local_is_the_mean_over_all_clients(tmp_path: Path, training: known.Trai
     assert found["columns"]["local"]["accuracy"] == round(sum(each) / 3, 2)
 
 
-def test_ensembles_combine_as_they_say(tmp_path: Path, training: known.Training) -> None:
+def test_ensembles_combine_as_they_say(
+    tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients' scores are drawn so that every kind of ensemble decides otherwise."""
+
+    def drawn(held: list[int], scale: float) -> np.ndarray:
+        return scale * np.random.default_rng(11 + round(10 * scale)).normal(size=(known.CLASSES, known.CLASSES))
+
+    monkeypatch.setattr(known, "weights", drawn)
     found = run(
         tmp_path,
         {
@@ -61,18 +70,26 @@ def test_ensembles_combine_as_they_say(tmp_path: Path, training: known.Training)
             "ensemble, class-aware": {"method": "ensemble", "by": "class-aware"},
         },
         cells=({"clients": 3, "beta": 0.5},),
-        seeds=(1,),
+        seeds=(11,),
     )
-    Ws = np.stack(matrices(found))
-    held = (np.array(found["partition"]) > 0).astype(float)
+    Ws, counts = np.stack(matrices(found)), np.array(found["partition"])
+    held = counts >= HOLDS
     assert (held.sum(0) > 1).any(), "a class of several clients"
+    assert (counts[~held] > 0).any(), "a client with a single example of a class"
     expected = {
         "ensemble": softmax_mean(Ws),
         "ensemble, logits": Ws.mean(0),
-        "ensemble, class-aware": np.einsum("nkj,nk->kj", Ws, held) / held.sum(0)[:, None],
+        "ensemble, class-aware": class_mean(Ws, held),
     }
     accuracies = {name: known.accuracy(scores) for name, scores in expected.items()}
+    assert len({*accuracies.values(), known.accuracy(class_mean(Ws, counts > 0))}) == 4, "one could stand for another"
     assert {name: column["accuracy"] for name, column in found["columns"].items()} == accuracies
+
+
+def class_mean(Ws: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """The mean score of every class over the clients that hold it."""
+    mean: np.ndarray = np.einsum("nkj,nk->kj", Ws, held.astype(float)) / held.sum(0)[:, None]
+    return mean
 
 
 def softmax_mean(Ws: np.ndarray) -> np.ndarray:
