@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
@@ -14,7 +15,7 @@ from maecho._version import __version__
 from maecho.cli.commands import lab, merging, uploads
 from maecho.errors import one_line
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": lab.demo,
     "upload": uploads.upload,
     "aggregate": merging.aggregate_,
