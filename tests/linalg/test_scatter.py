@@ -98,6 +98,17 @@ def test_a_sketch_keeps_the_leading_directions_and_says_what_it_lost() -> None:
     assert float(lost[0, 30:].sum()) > 10
 
 
+def test_what_two_sketches_lost_adds_up() -> None:
+    shape = (2, LONG // 2)
+    parts = [rows(1100, LONG, mean=0.0), rows(1200, LONG, mean=0.0)]
+    one = gathered(parts[0], shape, 400)
+    one.add_scatter(gathered(parts[1], shape, 400))
+    scatters = sum(len(x) * x.T.cov(correction=0) for x in parts)
+    held, lost = one.covariance().dense()[0], one.folded_away()
+    assert lost is not None
+    torch.testing.assert_close(held.diagonal() + lost[0], scatters.diagonal() / 2300)
+
+
 def test_sketches_add_like_exact_scatters() -> None:
     first, second = rows(600, LONG, rank=30), rows(700, LONG, rank=25, mean=-2.0)
     one = gathered(first, (LONG,), 300)

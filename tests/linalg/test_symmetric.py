@@ -163,6 +163,14 @@ def test_only_an_eigenvalue_of_round_off_counts_as_zero(small: float, divided: f
     torch.testing.assert_close(found, torch.tensor([[[1.0, divided]]], dtype=torch.float64))
 
 
+def test_round_off_grows_with_the_width_of_the_matrix() -> None:
+    """1e-15 is below 8 times the round-off of 1, and above twice it."""
+    for width, divided in ((8, 0.0), (2, 1e15)):
+        A = torch.diag(torch.tensor([1.0] * (width - 1) + [1e-15], dtype=torch.float64)).expand(3, -1, -1)
+        found = Dense(A).divide(torch.ones(3, 1, width, dtype=torch.float64))
+        torch.testing.assert_close(found[..., -1], torch.full((3, 1), divided, dtype=torch.float64))
+
+
 def test_shrinking_by_one_changes_nothing_and_by_zero_leaves_the_diagonal() -> None:
     A = Dense(torch.tensor([[[2.0, 1.0], [1.0, 3.0]]]))
     assert A.shrunk(1) is A
