@@ -12,7 +12,8 @@ import pytest
 from maecho import InputError
 from maecho.aggregation import MAEcho
 from maecho.lab import experiment
-from maecho.lab.experiment import Experiment, changes
+from maecho.lab.columns import changes
+from maecho.lab.experiment import Experiment
 from maecho.lab.report.notes import notes
 from maecho.lab.report.tables import published_column, summarise
 from support import records
