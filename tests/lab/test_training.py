@@ -95,6 +95,32 @@ def test_one_step_is_sgd_on_the_mean_cross_entropy() -> None:
     assert reported == [pytest.approx(loss.item(), rel=1e-5)]
 
 
+def test_epochs_are_sgd_with_momentum_in_a_new_order_each() -> None:
+    """Three epochs of four batches, the last one short, written out: v ← m v + g + λ W,  W ← W − η v."""
+    x, y = problem(100)
+    model = nn.Linear(5, 2, bias=False)
+    W, v = model.weight.detach().clone(), torch.zeros(2, 5)
+    rng = torch.Generator().manual_seed(4)
+    torch.randint(2**62, (), generator=rng)  # the seed of dropout
+    orders = [torch.randperm(100, generator=rng) for _ in range(3)]
+    assert len({tuple(order.tolist()) for order in orders}) == 3
+    for order in orders:
+        for rows in order.split(30):
+            outputs = (x[rows] @ W.T).softmax(1)
+            gradient = (outputs - nn.functional.one_hot(y[rows], 2)).T @ x[rows] / len(rows)
+            v = 0.9 * v + gradient + 0.1 * W
+            W = W - 0.2 * v
+    training = LocalTraining(epochs=3, learning_rate=0.2, momentum=0.9, batch_size=30, weight_decay=0.1)
+    training(model, x, y, torch.Generator().manual_seed(4))
+    torch.testing.assert_close(model.weight.detach(), W, rtol=1e-4, atol=1e-5)
+
+
+def test_the_defaults_are_those_of_the_tables() -> None:
+    """Who changes one changes it here too: configs rest on them."""
+    expected = "LocalTraining(epochs=10, learning_rate=0.01, momentum=0.5, batch_size=64, weight_decay=0.0)"
+    assert repr(LocalTraining()) == expected
+
+
 def test_reported_loss_weighs_the_short_last_batch_by_its_examples() -> None:
     x, y = problem(100)
     model, reported = nn.Linear(5, 2, bias=False), list[float]()

@@ -29,11 +29,12 @@ def dirichlet(
     min_size: int = 10,
     max_tries: int = 1_000_000,
 ) -> list[np.ndarray]:
-    """Share every class out by proportions p ~ Dir(β·1): the smaller β, the fewer clients a class reaches.
+    """Divide every class among clients by proportions p ~ Dir(β·1). With a smaller β fewer clients get a class.
 
-    The rule of Yurochkin et al. (2019) and of the MA-Echo release. For each class in order, draw p; a client that
-    already holds its fair share n/clients gets 0 of it and the rest of p is renormalised; the class is cut at
-    floor(cumsum(p)·n_c). The whole draw is repeated until every client holds at least `min_size` examples.
+    The rule is that of Yurochkin et al. (2019) and of the MA-Echo release. It draws p for one class after the other. A
+    client that already holds its fair share, n/clients examples, gets nothing of the class, and the rest of p is
+    renormalised. The class of n_c examples is cut at floor(cumsum(p)·n_c). The whole draw is repeated until every
+    client holds at least `min_size` examples.
 
     The last condition needs only counts. So tries are made on counts, many at once, and the first one that passes is
     kept, which gives the same distribution as trying one after the other. Indices are shuffled and cut once, at the
@@ -191,7 +192,7 @@ def _accepted_cuts(
 def _try_cuts(
     sizes: Int[np.ndarray, " classes"], clients: int, beta: float, rng: np.random.Generator, tries: int
 ) -> Int[np.ndarray, "tries classes clients"]:
-    """Independent tries of the rule: client k gets of class c what lies between cuts k-1 and k."""
+    """Independent tries of the rule. Of class c, client k gets the examples between cut k-1 and cut k."""
     fair_share = sizes.sum() / clients
     held = np.zeros((tries, clients), dtype=np.int64)
     cuts = np.empty((tries, len(sizes), clients), dtype=np.int64)

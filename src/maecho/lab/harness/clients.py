@@ -82,7 +82,7 @@ class Cohort:
 
     @property
     def made_of(self) -> str:
-        """Hash of everything that decides what the clients are. Methods do not."""
+        """A hash of everything that the clients' data and models depend on. The methods are no part of it."""
         return digest(*(self._identity(client) for client in range(len(self.parts))))
 
     def pooled(self) -> Cohort:

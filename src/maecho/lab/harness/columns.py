@@ -47,7 +47,7 @@ class Measured:
     trained: list[Trained]
     """The models that were trained for the column."""
     bytes: int
-    """How much the client sends that sends the most."""
+    """The upload size of the client that sends the most."""
     gathering: float
     """Seconds of passes over the clients' data before anything is merged, all clients together."""
     merging: float
@@ -71,7 +71,8 @@ class Bench:
         self.cohort, self.device, self._on_client = cohort, device, on_client
         self._gathered: dict[str, Gathered] = {}
         self.chains: dict[str, tuple[Mapping[str, Tensor], float]] = {}
-        """What echo-chain has fitted, by what decides it, and in how many seconds: relays go on from it."""
+        """Networks that echo-chain has fitted, with the seconds it took, by the options that decide them. Relays go on
+        from these."""
 
     @cached_property
     def trained(self) -> list[Trained]:

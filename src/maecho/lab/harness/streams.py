@@ -1,5 +1,7 @@
-"""Makes a random stream for every purpose. Everything that identifies a draw decides its stream, so draws share a
-stream only on purpose."""
+"""Makes a random stream for every random draw: the split, the initial weights, the training and so on.
+
+A stream is computed from everything that identifies the draw. Two draws have the same stream only if they should.
+"""
 
 from __future__ import annotations
 

@@ -73,9 +73,12 @@ def _marks(table: Table) -> list[str]:
 
 
 def _recipes(experiment: Experiment, table: Table) -> list[str]:
-    """How figures were made that are older than the format of their records."""
+    """One sentence for each old recipe of figures that were made before records had today's format."""
     by_recipe: dict[str, list[str]] = {}
     for column in experiment.methods:
         for recipe in {recipe for _, figures in table if column in figures for recipe in figures[column].recipes}:
             by_recipe.setdefault(recipe, []).append(column)
-    return [f"Of an older recipe are {_list(columns)}: {recipe}." for recipe, columns in sorted(by_recipe.items())]
+    return [
+        f"These figures were made by an older recipe: {_list(columns)} ({recipe})."
+        for recipe, columns in sorted(by_recipe.items())
+    ]
