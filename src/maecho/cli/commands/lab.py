@@ -41,7 +41,9 @@ def demo(
 
 def reproduce_(
     name: Annotated[str | None, typer.Argument(help="A config of experiments/, or the path of a config.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Reproduce all tables and figures, one after the other.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Reproduce all tables and figures, one after the other.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Run it on the embedded digits, in seconds.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, each in a process of one thread.")] = 1,
     device: Annotated[str, typer.Option(help="Device for training and merging: cpu or cuda.")] = "cpu",
