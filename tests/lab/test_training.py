@@ -57,6 +57,20 @@ def test_the_global_generator_is_left_as_it_was() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.parametrize(("steps", "examples"), [(1, 64), (3, 192), (4, 200), (5, 264), (8, 400), (11, 592)])
+def test_training_stops_after_so_many_batches(steps: int, examples: int) -> None:
+    """200 examples in batches of 64 are four batches a pass; the last one is small."""
+    model, sizes = network(), list[int]()
+    model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    LocalTraining(epochs=1, batch_size=64, steps=steps)(model, *problem(), torch.Generator().manual_seed(0))
+    assert (len(sizes), sum(sizes)) == (steps, examples)
+
+
+def test_steps_of_whole_passes_are_epochs() -> None:
+    by_steps = trained(0, LocalTraining(epochs=9, batch_size=50, steps=8))
+    assert equal(by_steps, trained(0, LocalTraining(epochs=2, batch_size=50)))
+
+
 def test_the_loss_goes_down_and_is_reported_each_epoch() -> None:
     model, seen = network(), list[tuple[int, float]]()
     x, y = problem()

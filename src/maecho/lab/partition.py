@@ -1,7 +1,7 @@
 """How the examples of one data set are divided among clients.
 
-A part is one client's array of indices. The paper's one-shot experiments use `dirichlet`, its multi-round ones
-`by_classes`.
+A part is one client's array of indices. The paper's one-shot experiments use `dirichlet`, those with shifted domains
+`by_groups`, those that draw images `by_labels`, and its multi-round ones `by_classes`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from jaxtyping import Bool, Float, Int
     from numpy.typing import ArrayLike
 
@@ -95,6 +97,57 @@ def by_classes(labels: ArrayLike, clients: int, classes_per_client: int, rng: np
         if holding:
             for client, piece in zip(holding, np.array_split(indices, len(holding)), strict=True):
                 parts[client].append(piece)
+    return [rng.permutation(np.concatenate(part)) for part in parts]
+
+
+def by_groups(groups: ArrayLike, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Divide examples by their origin: a writer, a hospital, a domain.
+
+    If there are as many groups as clients or more, every group goes to one client as a whole: in random order, each to
+    the client with the fewest examples so far. If there are fewer, every client sees one group: groups are divided
+    evenly among as many clients each as possible, the largest ones among one more.
+    """
+    groups = _as_labels("by_groups", groups)
+    values, sizes = np.unique(groups, return_counts=True)
+    if clients < 1:
+        raise ValueError(f"by_groups: clients must be at least 1, got {clients}")
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    if len(values) >= clients:
+        held = np.zeros(clients, dtype=np.int64)
+        for g in rng.permutation(len(values)):
+            smallest = int(held.argmin())
+            parts[smallest].append(np.flatnonzero(groups == values[g]))
+            held[smallest] += sizes[g]
+    else:
+        holders = np.full(len(values), clients // len(values))
+        holders[np.argsort(-sizes, kind="stable")[: clients % len(values)]] += 1
+        client = 0
+        for value, size, number in zip(values, sizes, holders, strict=True):
+            if size < number:
+                raise ValueError(f"by_groups: group {value} has {size} examples, too few for its {number} clients")
+            for piece in np.array_split(rng.permutation(np.flatnonzero(groups == value)), number):
+                parts[client].append(piece)
+                client += 1
+    return [rng.permutation(np.concatenate(part)) for part in parts]
+
+
+def by_labels(labels: ArrayLike, sets: Sequence[Collection[int]], rng: np.random.Generator) -> list[np.ndarray]:
+    """Give client i the examples of the labels `sets[i]`. A label that several clients list is divided evenly among
+    them. Examples of labels that nobody lists go unused."""
+    labels = _as_labels("by_labels", labels)
+    if not sets or not all(len(one) for one in sets):
+        raise ValueError(f"by_labels: every client must have one label or more, got {[list(one) for one in sets]}")
+    parts: list[list[np.ndarray]] = [[] for _ in sets]
+    for label in sorted({label for one in sets for label in one}):
+        holding = [client for client, one in enumerate(sets) if label in one]
+        indices = rng.permutation(np.flatnonzero(labels == label))
+        if len(indices) < len(holding):
+            raise ValueError(
+                f"by_labels: label {label} has {len(indices)} examples, too few for the {len(holding)} clients that "
+                "list it"
+            )
+        for client, piece in zip(holding, np.array_split(indices, len(holding)), strict=True):
+            parts[client].append(piece)
     return [rng.permutation(np.concatenate(part)) for part in parts]
 
 

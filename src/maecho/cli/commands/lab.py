@@ -11,6 +11,7 @@ import typer
 from maecho.cli import console, values
 from maecho.cli.options import Json
 from maecho.errors import InputError
+from maecho.lab.data.places import MissingDataError
 from maecho.lab.experiment import Experiment, names
 from maecho.lab.harness.results import results_path
 from maecho.lab.harness.runs import reproduce
@@ -40,6 +41,9 @@ def demo(
 
 def reproduce_(
     name: Annotated[str | None, typer.Argument(help="A config of experiments/, or the path of a config.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Reproduce all tables and figures, one after the other.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Run it on the embedded digits, in seconds.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, each in a process of one thread.")] = 1,
     device: Annotated[str, typer.Option(help="Device for training and merging: cpu or cuda.")] = "cpu",
@@ -54,29 +58,43 @@ def reproduce_(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table of the paper, and show our figures beside the paper's. Without a name, list all tables.
+    """Reproduce a table or figure of the paper, and show our numbers beside the paper's. Without a name, list them all.
 
     If it is stopped, it goes on from there the next time. Example: `maecho reproduce table-1 --jobs 2`
     """
     if show and (columns is not None or trust):
         raise InputError(f"--show must come without {'--trust' if trust else '--columns'}, got both")
-    if name is None:
+    for option, given in (("a name", name), ("--columns", columns), ("--picture", picture)):
+        if every and given is not None:
+            raise InputError(f"--all must come without {option}, got both")
+    if name is None and not every:
         for known in names():
             print(f"{known}: {Experiment.load(known).title}")
         return
-    experiment = Experiment.load(name, quick)
+    experiments = [Experiment.load(one, quick) for one in ([name] if name else names())]
     if picture is not None:
         plots.check(picture)
         values.check_out(picture, force, option="--picture")
-    wanted = [] if show else list(experiment.methods) if columns is None else experiment.named(columns)
-    with console.run_progress(experiment, len(wanted)) as on_event:
-        results = reproduce(experiment, out, jobs, device, on_event, wanted, trust)
-    table = summarise(experiment, results)
+    found, missing = {}, []
+    for experiment in experiments:
+        wanted = [] if show else list(experiment.methods) if columns is None else experiment.named(columns)
+        try:
+            with console.run_progress(experiment, len(wanted)) as on_event:
+                results = reproduce(experiment, out, jobs, device, on_event, wanted, trust)
+        except MissingDataError as error:
+            if not every:
+                raise
+            missing.append(f"{experiment.name} ({error})")
+            continue
+        found[experiment.name] = results
+        table = summarise(experiment, results)
+        if as_markdown:
+            print(markdown(experiment, table))
+        elif not as_json:
+            console.show_results(experiment, table, results_path(experiment, out))
+        if picture is not None:
+            plots.against_bytes(experiment, table, picture)
     if as_json:
-        console.print_json(results)
-    elif as_markdown:
-        print(markdown(experiment, table))
-    else:
-        console.show_results(experiment, table, results_path(experiment, out))
-    if picture is not None:
-        plots.against_bytes(experiment, table, picture)
+        console.print_json(found if every else found[experiments[0].name])
+    if missing:
+        raise InputError(f"{len(found)} of {len(experiments)} are reproduced, got no data for {'; '.join(missing)}")

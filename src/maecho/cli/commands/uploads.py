@@ -38,7 +38,8 @@ def upload(
     rank: Annotated[
         str,
         typer.Option(
-            help='How far to cut statistics: a rank (64), a share of energy (0.999), a size (3x, "5 MB"), or all.'
+            help='How far to cut statistics: a rank (64), one for each layer ({"fc1": 64}), a share of energy (0.999), '
+            'a size (3x, "5 MB"), or all.'
         ),
     ] = "4x",
     labels: Annotated[
