@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from maecho.lab.studies.convergence import Convergence
+from maecho.lab.studies.directions import Directions
 from maecho.lab.studies.found import Question
 from maecho.lab.studies.partitions import Partitions
 
 STUDIES: dict[str, type[Question]] = {
     "partitions": Partitions,
+    "directions": Directions,
+    "convergence": Convergence,
 }
 """The word that a config has for each study."""
