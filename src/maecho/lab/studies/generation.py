@@ -154,9 +154,8 @@ class Generation:
 
     def _decoder(self, shape: Shape, own: tuple[int, ...], task: Task, done: float, parts: int) -> nn.Module:
         """The decoder that is trained on the examples of these classes. It is read from the cache if it is there."""
-        seeds = {"labels": list(own), "seed": task.seed}
         initial = self._rng("initial weights", task.seed, client=None if self.same else list(own))
-        rng = self._rng("training", **seeds)
+        rng = self._rng("training", task.seed, labels=list(own))
         code = Code.of(Shape, cvae.Training, cvae.negative_bound)
         identity = digest(
             task.data.digest, list(own), repr(shape), repr(self.training), initial.initial_seed(), rng.initial_seed(),
@@ -179,7 +178,12 @@ class Generation:
                 task.tell(done + share, f"trains on {_digits(own)}: epoch {epoch}, loss {loss:.1f}")
 
             self.training(shape, encoder, decoder.to(task.device), x, task.data.y_train[index], rng, on_epoch)
-            storage.write_tensors(path, "model", decoder.cpu().state_dict(), {"recipe": {}, "trained": seeds})
+            storage.write_tensors(
+                path,
+                "model",
+                decoder.cpu().state_dict(),
+                {"recipe": {}, "trained": {"labels": list(own), "seed": task.seed}},
+            )
         return decoder.to(task.device).eval()
 
     def _reader(self, task: Task) -> nn.Module:
