@@ -102,7 +102,7 @@ def test_real_layers(found: Found, kind: str) -> None:
     assert isinstance(along, charts.Lines)
     assert list(falls.series) == list(given_up.series) == ["fc1", "fc2", "fc3"]
     for points in falls.series.values():
-        assert [x for x, _ in points] == pytest.approx([0.2, 0.2 * 5**0.25, 0.2 * 5**0.5, 0.2 * 5**0.75, 1])
+        assert [x for x, _ in points] == pytest.approx([0.2, 0.2125, 0.3, 0.5375, 1])
         assert points[-1][1] == 100
     for points in given_up.series.values():
         assert points[-1][1] == 0

@@ -119,8 +119,8 @@ class Directions(Clients):
     clients: int = 5
     projectors: tuple[Literal["batch-mean", "exact"], ...] = ("batch-mean", "exact")
     damping: float = 1e-3
-    caps: int = 9
-    """How many values of C, from 1/N to 1, each by the same factor larger than the last."""
+    caps: int = 17
+    """How many values of C, from 1/N to 1. They are dense near 1/N, where C binds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,7 +146,8 @@ class Directions(Clients):
     def __call__(self, task: Task) -> Found:
         cohort = self.cohort(task)
         uploads = self.uploads(cohort, self.trained(cohort, task, 0.6))
-        caps = [self.clients ** (k / (self.caps - 1) - 1) for k in range(self.caps)]
+        low = 1 / self.clients
+        caps = [low + (1 - low) * (k / (self.caps - 1)) ** 3 for k in range(self.caps)]
         numbers: dict[str, float] = {}
         charts: list[Lines] = []
         for turn, projector in enumerate(self.projectors):
