@@ -16,7 +16,7 @@ from maecho.network.layers import Layer
 from maecho.upload import storage
 from maecho.upload.header import WHOLE, check_architecture
 from support import damage
-from support.tiny import ANN, batches, cases, network, refused, saved, upload, with_statistics
+from support.tiny import ANN, batches, cases, network, refused, refused_input, saved, upload, with_statistics
 
 
 def relisted(folder: Path, **entry: object) -> Path:
@@ -177,7 +177,7 @@ UNSEEN: dict[str, tuple[dict[str, Any], str]] = {
     "of another end": ({"gram/0/more": "targets"}, "gram must hold tensors that maecho reads, got '0/more' besides"),
     "two residuals": (
         {f"features/2/{part}": "features/2/means" for part in ("residual", "residual_of_cosines")},
-        "features must have one of residual and residual_of_cosines, got both",
+        "features of '2' must have one of residual and residual_of_cosines, got both",
     ),
     "a weight without a name": ({"weights": "targets"}, "must be named weights/<name>, got 'weights'"),
 }  # fmt: skip
@@ -270,5 +270,5 @@ def test_a_bool_is_a_zero_or_a_one(tmp_path: Path) -> None:
     storage.write_tensors(tmp_path / "file", "model", {"w": torch.tensor([2, 1], dtype=torch.uint8)}, {})
     header, data = damage.split((tmp_path / "file").read_bytes())
     (tmp_path / "file").write_bytes(damage.joined(damage.resealed(header.replace(b'"U8"', b'"BOOL"')), data))
-    with refused("'w'", "zeros and ones"):
+    with refused_input("'w'", "zeros and ones"):
         storage.read_tensors(tmp_path / "file")

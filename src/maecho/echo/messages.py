@@ -18,6 +18,7 @@ from torch import Tensor
 from maecho.echo import wire
 from maecho.echo.totals import REQUIRED, UnitTotals, real_numbers
 from maecho.errors import InputError
+from maecho.formatting import numbers
 from maecho.network.units import Unit
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Answer:
         for part in (wire.CLIENTS, wire.EXAMPLES):
             tensor = real_numbers(part, getattr(self, part))
             if tensor.numel() != 1:
-                raise InputError(f"answers must say of how many {part} they are, got {tensor.tolist()}")
+                raise InputError(f"answers must say of how many {part} they are, got {numbers(tensor)}")
             object.__setattr__(self, part, tensor)
         object.__setattr__(self, "totals", tuple(self.totals))
         names = [totals.unit for totals in self.totals]
