@@ -89,6 +89,25 @@ SENTENCES = (
 """The reasons for which a file with a hole is refused."""
 
 
+def test_a_header_of_100_megabytes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took 30 s and 2.5 GB. The length is judged before a byte of the header is read."""
+    path, length = tmp_path / ANN, 10**8
+    path.write_bytes(length.to_bytes(8, "little") + b"{")
+    with refused(f"{path} must be a whole safetensors file, got one that is cut short or foreign (a header of {length} "
+                 "bytes in a file of 9)"):  # fmt: skip
+        Upload.load(path)
+    with path.open("r+b") as file:
+        file.truncate(length + 8)
+    with refused(ANN, "got a sparse file"):
+        Upload.load(path)
+    monkeypatch.setattr(storage, "_SPARSE", 2**40)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with refused(f"{path} must have a header of at most 8388608 bytes, got {length}; the environment variable "
+                 "MAECHO_MAX_HEADER allows larger headers"):  # fmt: skip
+        Upload.load(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
+
+
 def no_memory(*arguments: Any, **options: Any) -> Tensor:
     return torch.zeros(2**60, dtype=torch.uint8)  # the sentence is torch's own
 
