@@ -22,7 +22,13 @@ PACKAGE = ROOT / "src" / "maecho"
 CORE = {"torch", "numpy", "safetensors"}
 LEAVES = {
     "rich": {"cli/console.py", "progress.py", "formatting.py"},
-    "typer": {"cli/app.py"},
+    "typer": {
+        "cli/app.py",
+        "cli/options.py",
+        "cli/commands/uploads.py",
+        "cli/commands/merging.py",
+        "cli/commands/lab.py",
+    },
     "msgspec": {"schema.py"},
     "filelock": {"disk.py"},
     "daqp": {"linalg/simplex.py"},

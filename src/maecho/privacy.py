@@ -13,7 +13,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 NEIGHBOURING = "one example of one client, added or removed"
 COVERS = "the statistics and the number of examples; the weights themselves are not covered"
+
+Part = Literal["gram", "cross", "labels", "outputs", "totals", "counts", "examples"]
+"""The sums that a release may hold, by name."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,14 @@ class Privacy:
         with np.errstate(divide="ignore"):
             return float(_library().get_epsilon_gaussian(self.noise / math.sqrt(releases), self.delta))
 
-    def sensitivity(self, part: str) -> float:
+    def sensitivity(self, part: Part) -> float:
         """The most by which one example changes this sum, in the Frobenius norm.
 
         The example's rows H and Z are scaled down to the norms clip and clip_output. So ‖HᵀH‖ ≤ ‖H‖² ≤ clip², and
         ‖ZᵀH‖ ≤ ‖Z‖ ‖H‖ ≤ clip_output · clip. A sum that is not listed here has no bound and is never sent.
         """
         out = self.clip if self.clip_output is None else self.clip_output
-        bounds = {
+        bounds: dict[Part, float] = {
             "gram": self.clip**2,
             "cross": self.clip * out,
             "labels": self.clip,
@@ -102,11 +105,11 @@ class Privacy:
         }
         return bounds[part]
 
-    def deviation(self, part: str, parts: int) -> float:
+    def deviation(self, part: Part, parts: int) -> float:
         """The standard deviation of the noise on one sum of a release that has so many `parts`."""
         return self.noise * math.sqrt(parts) * self.sensitivity(part)
 
-    def noisy(self, total: Tensor, part: str, parts: int, symmetric: bool = False) -> Tensor:
+    def noisy(self, total: Tensor, part: Part, parts: int, symmetric: bool = False) -> Tensor:
         """A sum with noise, as it may leave the client.
 
         The lower half of a symmetric matrix is a copy of its upper half, noise included. Copying the noise alone would

@@ -54,6 +54,9 @@ class TestBadClients:
             RelayClient(narrow, batches(), "ann").answer(server.broadcast())
         with refused_input("ann: sums must be of layers of this network, got '9'"):
             RelayClient(mlp(), batches(), "ann").answer({"unit/9": torch.ones(1)})
+        idle = Net(lambda net, x: net.body(x), body=nn.Linear(12, 5), idle=nn.Linear(3, 3))
+        with refused_input("ann: sums must be of layers that run, got 'idle', which never does"):
+            RelayClient(idle, batches(), "ann").answer({"unit/idle": torch.ones(1)})
 
     def test_another_order_of_execution(self) -> None:
         def net(first: str, second: str) -> nn.Module:

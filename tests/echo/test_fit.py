@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from maecho.echo.fit import Regression, discriminant, fitted, write
+from maecho.echo.totals import ByClass, UnitSums
 from maecho.network.layers import Layer
 from maecho.network.stages import plan
 from maecho.network.units import Unit, network
@@ -26,8 +29,8 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=rng(seed), dtype=torch.float64)
 
 
-def totals(H: Tensor, Z: Tensor) -> dict[str, Tensor]:
-    return {"gram": (H.T @ H).unsqueeze(0), "cross": (Z.T @ H).unsqueeze(0)}
+def totals(H: Tensor, Z: Tensor) -> UnitSums:
+    return UnitSums((H.T @ H).unsqueeze(0), (Z.T @ H).unsqueeze(0))
 
 
 def of_classes(n: int = 300, d: int = 5, bias: bool = True, held: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
@@ -37,10 +40,10 @@ def of_classes(n: int = 300, d: int = 5, bias: bool = True, held: tuple[int, ...
     x = randn(n, d, seed=6) @ randn(d, d, seed=7) + 2 * randn(4, d, seed=8)[y]
     H = torch.cat([x, torch.ones(n, 1)], 1) if bias else x
     Y = nn.functional.one_hot(y, 4).double()
-    return {"x": x, "y": y, "H": H, "sums": {**totals(H, Y), "labels": Y.T @ H, "counts": Y.sum(0)}}
+    return {"x": x, "y": y, "H": H, "sums": replace(totals(H, Y), by_class=ByClass(Y.T @ H, Y.sum(0)))}
 
 
-def solved(regression: Regression, unit: Unit, sums: dict[str, Tensor], prior: Tensor, is_head: bool = False) -> Tensor:
+def solved(regression: Regression, unit: Unit, sums: UnitSums, prior: Tensor, is_head: bool = False) -> Tensor:
     """The sums scaled to as many examples as inputs. Then the ridge is a plain share of the trace."""
     return regression.matrix(unit, sums, prior, prior.shape[-1], is_head)
 
@@ -54,7 +57,7 @@ def test_without_a_ridge_it_is_least_squares() -> None:
 def test_totals_over_clients_are_the_pooled_problem() -> None:
     H, Z = randn(60, 6), randn(60, 3, seed=1)
     parts = [totals(h, z) for h, z in zip(H.split(17), Z.split(17), strict=True)]
-    summed = {key: torch.stack([part[key] for part in parts]).sum(0) for key in parts[0]}
+    summed = functools.reduce(UnitSums.add_, parts)
     prior = randn(1, 3, 6, seed=2)
     for ridge in (0.0, 1e-2):
         got, pooled = (solved(Regression(ridge), LINEAR, t, prior) for t in (summed, totals(H, Z)))
@@ -88,9 +91,9 @@ def test_a_singular_total_never_fails(gram: Tensor, ridge: float) -> None:
     """A prior that already explains the outputs stays, whatever the inputs. Without inputs every prior stays."""
     d = gram.shape[-1]
     prior = randn(1, 3, d)
-    kept = solved(Regression(ridge), LINEAR, {"gram": gram, "cross": prior @ gram}, prior)
+    kept = solved(Regression(ridge), LINEAR, UnitSums(gram, prior @ gram), prior)
     torch.testing.assert_close(kept, prior)
-    other = solved(Regression(ridge), LINEAR, {"gram": gram, "cross": randn(1, 3, d, seed=1) @ gram}, prior)
+    other = solved(Regression(ridge), LINEAR, UnitSums(gram, randn(1, 3, d, seed=1) @ gram), prior)
     s, U = torch.linalg.eigh(gram[0])
     unseen = U[:, s < 1e-10 * s.max()] if float(s.max()) > 0 else U
     assert other.isfinite().all()
@@ -102,7 +105,7 @@ def test_an_embedding_is_fitted_token_by_token() -> None:
     H = nn.functional.one_hot(tokens, 4).double()
     prior, unit = randn(1, 2, 4, seed=1), Unit(Layer("0", "0.weight", transposed=True, one_hot=True), ("0",))
     dense = solved(Regression(0.1), LINEAR, totals(H, Z), prior)
-    counted = {"gram": tokens.bincount(minlength=4).double().reshape(1, 1, 4), "cross": (Z.T @ H).unsqueeze(0)}
+    counted = UnitSums(tokens.bincount(minlength=4).double().reshape(1, 1, 4), (Z.T @ H).unsqueeze(0))
     torch.testing.assert_close(solved(Regression(0.1), unit, counted, prior), dense)
     exact = solved(Regression(0), unit, counted, prior)
     torch.testing.assert_close(exact[0, :, 2], prior[0, :, 2])  # nobody says it
@@ -112,7 +115,7 @@ def test_an_embedding_is_fitted_token_by_token() -> None:
 def test_the_ridge_head_is_that_of_scikit_learn() -> None:
     data = of_classes()
     got = solved(Regression(0.01, "ridge"), BIASED, data["sums"], randn(1, 4, 6), is_head=True)[0]
-    alpha = 0.01 * float(data["sums"]["gram"][0].trace())
+    alpha = 0.01 * float(data["sums"].gram[0].trace())
     target = nn.functional.one_hot(data["y"], 4).numpy()
     model = Ridge(alpha, fit_intercept=False).fit(data["H"].numpy(), target)
     torch.testing.assert_close(got, torch.from_numpy(model.coef_))
@@ -151,8 +154,8 @@ def test_lda_without_a_bias_is_the_nearest_linear_function() -> None:
 def test_a_class_that_nobody_holds_is_never_chosen(head: Any, noise: float) -> None:
     """An absent class also counts as absent if its count is only the round-off that cancelled masks leave."""
     data = of_classes(held=(0, 2, 3))
-    data["sums"]["counts"][1] += noise
-    data["sums"]["labels"][1] += noise
+    data["sums"].by_class.counts[1] += noise
+    data["sums"].by_class.labels[1] += noise
     W = solved(Regression(1e-3, head), BIASED, data["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
     scores = data["H"] @ W.T
     assert W.isfinite().all()
@@ -188,7 +191,7 @@ def test_the_pull_moves_targets_to_the_mean_of_their_class(pull: float) -> None:
     data = of_classes()
     y, H, Z, prior = data["y"], data["H"], randn(300, 3, seed=1), randn(1, 3, 6, seed=2)
     Y = nn.functional.one_hot(y, 4).double()
-    sums = {**data["sums"], **totals(H, Z), "outputs": Y.T @ Z}
+    sums = replace(totals(H, Z), by_class=replace(data["sums"].by_class, outputs=Y.T @ Z))
     means = torch.stack([Z[y == k].mean(0) for k in range(4)])[y]
     wanted = solved(Regression(0.01, pull=0), BIASED, totals(H, (1 - pull) * Z + pull * means), prior)
     torch.testing.assert_close(solved(Regression(0.01, pull=pull), BIASED, sums, prior), wanted)
@@ -213,7 +216,7 @@ def test_a_batchnorm_by_itself_is_fitted_on_its_inputs() -> None:
     model = nn.BatchNorm1d(3).double()
     x, z = randn(40, 3) * 5 + 100, randn(40, 3, seed=1)
     h = torch.stack([x, torch.ones_like(x)], -1).transpose(0, 1)
-    sums = {"gram": h.mT @ h, "cross": z.T.unsqueeze(1) @ h}
+    sums = UnitSums(h.mT @ h, z.T.unsqueeze(1) @ h)
     new = fitted(Regression(0), network(model)[""], sums, randn(3, 1, 2), model, 9)
     model.load_state_dict({**model.state_dict(), **new})
     torch.testing.assert_close(model.running_mean, x.mean(0))

@@ -174,6 +174,9 @@ class TestBirth:
             ({"examples": torch.tensor(7)}, "examples must be real numbers, got torch.int64"),
             ({"examples": torch.ones(2)}, "of how many examples they are, got [1.0, 1.0]"),
             ({"totals": (totals(), totals())}, "must hold the sums of a layer once, got 'fc', 'fc'"),
+            ({"totals": 3}, "the sums of an answer must be a sequence, got int"),
+            ({"totals": ({"gram": 3},)}, "the sums of an answer must be UnitTotals, got dict"),
+            ({"opening": {"fc": 0}}, "the opening of an answer must be an Opening, got dict"),
         ],
     )
     def test_answers(self, changes: dict[str, Any], said: str) -> None:
@@ -183,12 +186,35 @@ class TestBirth:
     @pytest.mark.parametrize(
         ("made", "said"),
         [
+            (lambda: Opening(3), "stages of an opening must be a mapping, got int"),  # type: ignore[arg-type]
+            (lambda: Opening({3: 0}), "stages of an opening must have names as keys, got int"),  # type: ignore[dict-item]
             (lambda: Opening({"fc": -1}), "the stage of 'fc' must be a whole number, at least 0, got -1"),
             (lambda: Opening({"fc": 0.5}), "the stage of 'fc' must be a whole number, at least 0, got 0.5"),  # type: ignore[dict-item]
+            (lambda: Opening({"fc": 0, "out": 2}), "answers must number the stages without a gap, got [0, 2]"),
+            (lambda: Opening({"fc": 2}), "answers must number the stages without a gap, got [2]"),
+            (lambda: Opening({"fc": 0}, {"fc": 3}), "the BatchNorm of 'fc' must be a name, got int"),  # type: ignore[dict-item]
+            (lambda: Opening({"fc": 0}, {3: "bn"}), "joins of an opening must have names as keys, got int"),  # type: ignore[dict-item]
+            (lambda: Opening({"fc": 0, "bn": 0}, {"fc": "bn"}), "with one layer alone, got 'bn' at 'fc' and elsewhere"),
+            (lambda: Opening({"a": 0, "b": 0}, {"a": "n", "b": "n"}), "with one layer alone, got 'n' at 'b'"),
+            (lambda: Opening({"fc": 0}, head=5), "the last layer must be a name, got int"),  # type: ignore[arg-type]
+            (lambda: Opening({"fc": 0}, head="out"), "the last layer must have a stage, got 'out', which has none"),
+            (lambda: Opening(plain={"place": 3}), "the weight 'place' must be a tensor, got int"),  # type: ignore[dict-item]
+            (lambda: Opening(plain={"w": torch.ones(1) + 1j}), "'w' must be real numbers, got torch.complex64"),
+            (lambda: Opening(plain={3: torch.ones(1)}), "plain of an opening must have names as keys, got int"),  # type: ignore[dict-item]
             (lambda: Opening({"fc": 0}, {"conv": "bn"}), "joined to a layer that has a stage, got 'conv'"),
             (lambda: Opening(plain={"place": torch.tensor(NAN)}), "the weight 'place' must be finite, got NaN"),
             (lambda: Question(-1), "must be a whole number, at least 0, got -1"),
             (lambda: Question(weights={"w": 3}), "the weight 'w' of a question must be a tensor, got int"),  # type: ignore[dict-item]
+            (
+                lambda: Question(weights={3: torch.ones(1)}),
+                "weights of a question must have names as keys, got int",
+            ),  # type: ignore[dict-item]
+            (lambda: Question(weights=[1]), "weights of a question must be a mapping, got list"),  # type: ignore[arg-type]
+            (lambda: Question(opening=1), "opening of a question must be True or False, got 1"),  # type: ignore[arg-type]
+            (lambda: Question(head=5), "the last layer must be a name, got int"),  # type: ignore[arg-type]
+            (lambda: Question(units={5: 7}), "units of a question must have names as keys, got int"),  # type: ignore[dict-item]
+            (lambda: Question(units={"fc": 7}), "the BatchNorm of 'fc' must be a name, got int"),  # type: ignore[dict-item]
+            (lambda: Question(units={"fc": "bn", "bn": None}), "with one layer alone, got 'bn' at 'fc' and elsewhere"),
             (lambda: Question(opening=True, head="fc"), "must ask for nothing else, got layers or weights besides"),
         ],
     )
@@ -231,7 +257,7 @@ class TestBirth:
     def test_a_gap_between_stages(self) -> None:
         server, client = RelayServer(mlp()), RelayClient(mlp(), batches())
         sent = client.answer(server.broadcast()).tensors()
-        with refused_input("round 0: answers must number the stages without a gap, got [0, 1, 7]"):
+        with refused_input("round 0: answer 0: answers must number the stages without a gap, got [0, 1, 7]"):
             server.collect([{**sent, "stage/4": torch.tensor(7)}])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from maecho import InputError, Privacy, RelayClient, relay
 from maecho.echo.fit import Regression, repaired
 from maecho.echo.observation import observe
+from maecho.echo.totals import ByClass, UnitSums
 from maecho.network.layers import Layer
 from maecho.network.units import Unit
 from maecho.network.units import network as units
-from support.private import case, clipped_sums, rng
+from support.private import by_name, case, clipped_sums, rng
 from support.tiny import batches, network
 
 
@@ -140,19 +142,26 @@ def test_a_relay_says_what_it_cost() -> None:
 
 def test_totals_are_mended_after_noise() -> None:
     gram = torch.diag(torch.tensor([4.0, 1.0, -2.0])).double().unsqueeze(0)
-    totals = {"gram": gram, "cross": gram.clone(), "noise": torch.tensor(0.25), "prior": torch.ones(1, 3, 3)}
+    by_class = ByClass(torch.ones(2, 3), torch.tensor([-1.0, 4.0]))
+    totals = UnitSums(gram, gram.clone(), by_class, noise=torch.tensor(0.25))
     plain, biased, tokens = Layer("0", "w"), Layer("0", "w", "b"), Layer("0", "w", transposed=True, one_hot=True)
     done = repaired(Unit(plain, ("0",)), totals, torch.tensor(10.0))
-    torch.testing.assert_close(done["gram"], gram.clamp(min=0))
-    assert torch.linalg.eigvalsh(done["gram"]).min() >= 0
-    assert float(done["floor"]) == pytest.approx(3**0.5 * 0.5)
-    assert "noise" not in done
-    row = repaired(Unit(tokens, ("0",)), {**totals, "gram": torch.tensor([[[3.0, -1.0]]])}, torch.tensor(10.0))
-    assert row["gram"].tolist() == [[[3.0, 0.0]]]
+    torch.testing.assert_close(done.gram, gram.clamp(min=0))
+    assert torch.linalg.eigvalsh(done.gram).min() >= 0
+    assert float(done.floor) == pytest.approx(3**0.5 * 0.5)
+    assert done.noise is None
+    assert done.by_class is not None
+    assert done.by_class.counts.tolist() == [0.0, 4.0]
+    assert torch.equal(done.by_class.labels, by_class.labels), "without a bias nothing says how far examples shrank"
+    row = repaired(Unit(tokens, ("0",)), replace(totals, gram=torch.tensor([[[3.0, -1.0]]])), torch.tensor(10.0))
+    assert row.gram.tolist() == [[[3.0, 0.0]]]
     turned = torch.linalg.qr(torch.randn(3, 3, generator=rng()).double())[0]
-    scaled = repaired(Unit(biased, ("0",)), {**totals, "gram": turned @ gram @ turned.mT}, torch.tensor(10.0))
-    assert float(scaled["gram"][0, -1, -1]) == pytest.approx(10), "examples weigh what they are in number"
-    assert torch.equal(scaled["prior"], totals["prior"])
+    scaled = repaired(Unit(biased, ("0",)), replace(totals, gram=turned @ gram @ turned.mT), torch.tensor(10.0))
+    assert float(scaled.gram[0, -1, -1]) == pytest.approx(10), "examples weigh what they are in number"
+    factor = float(scaled.cross[0, 0, 0] / totals.cross[0, 0, 0])
+    assert scaled.by_class is not None
+    torch.testing.assert_close(scaled.by_class.labels, factor**0.5 * by_class.labels)
+    assert float(scaled.floor) == pytest.approx(factor * float(done.floor))
 
 
 @pytest.mark.parametrize("head", ["regression", "ridge", "lda"])
@@ -171,8 +180,8 @@ def test_an_example_that_overflows_adds_nothing() -> None:
     x = torch.tensor([[1e30, 1e30], [1e-30, 0.0]])
     seen = observe(model, model, list(units(model).values()), [x], "c", limit=Privacy(1.0, 1.0).factor)
     for sums in seen.units.values():
-        assert all(total.isfinite().all() for total in sums.tensors().values())
-        assert float(sums.tensors()["gram"].norm()) <= 1.0001
+        assert all(total.isfinite().all() for total in by_name(sums).values())
+        assert float(sums.gram.norm()) <= 1.0001
 
 
 class Twice(nn.Module):

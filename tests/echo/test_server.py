@@ -87,10 +87,13 @@ class TestComingAndGoing:
             bad.append(([{**good[0], "sum/2/labels": torch.ones(5, 3)}], "labels of '2' must be (5, 10), got (5, 3)"))
             bad.append(([{**good[0], "sum/2/counts": torch.ones(())}], "must be (0, 10), got (5, 10)"))
         if stage == 0:
-            bad.append(([{k: t for k, t in good[0].items() if k != "stage/4"}], "got none for '4.weight'"))
+            without = {k: t for k, t in good[0].items() if k != "stage/4"}
+            bad.append(([without], "answer 0: the last layer must have a stage, got '4', which has none"))
+            bad.append(([{k: t for k, t in without.items() if k != "head/4"}], "got none for '4.weight'"))
             bad.append(([{**good[0], "stage/9": torch.tensor(0)}], "got '9', which it does not have"))
             bad.append(([{**good[0], "plain/9": torch.ones(1)}], "got '9' (1,)"))
-            bad.append(([good[0], {**good[1], "stage/4": torch.tensor(7)}], "must be 2 as for the others, got 7"))
+            bad.append(([good[0], {**good[1], "stage/4": torch.tensor(1)}], "must be 2 as for the others, got 1"))
+            bad.append(([good[0], {**good[1], "stage/4": torch.tensor(7)}], "answer 1: answers must number the stages"))
         for answers, said in bad:
             with refused_input(said):
                 server.collect(answers)

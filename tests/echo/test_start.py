@@ -79,6 +79,20 @@ def test_starts_that_are_none() -> None:
         relay(model, pairs, rounds=2, uploads=sent, start={"0.weight": torch.zeros(1)})
 
 
+def test_clients_and_uploads_must_belong_together_and_be_of_use() -> None:
+    model, pairs = mlp(), [(mlp(seed), batches(seed)) for seed in (1, 2)]
+    sent = [maecho.make_upload(m, b, f"client {i}", rank=2) for i, (m, b) in enumerate(pairs)]
+    with refused_input(
+        "rounds=1 asks no client once there are uploads", "aggregate(uploads, 'echo-chain'", "2 clients"
+    ):
+        relay(model, pairs, rounds=1, uploads=sent)
+    for few in (sent[:1], [*sent, sent[0]], []):
+        with refused_input(f"uploads must be one of each of the 2 clients, in any order, got {len(few)}"):
+            relay(model, pairs, rounds=2, uploads=few)
+    options: dict[str, Any] = {"rounds": 2, "drawing": Drawing(300)}
+    same(relay(model, pairs, uploads=sent[::-1], **options), relay(model, pairs, uploads=sent, **options), 1e-6)
+
+
 def test_with_privacy_uploads_of_before_must_promise_it_too() -> None:
     pairs, privacy = [(mlp(seed), batches(seed)) for seed in (1, 2)], maecho.Privacy(2.0, 3.0, generator=rng())
     plain = [maecho.make_upload(m, b, f"{i}") for i, (m, b) in enumerate(pairs)]

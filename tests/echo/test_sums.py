@@ -32,7 +32,7 @@ def test_whether_a_gram_is_a_diagonal_is_said_by_the_layer(layer: nn.Module, rig
     (unit,) = network(nn.Sequential(layer)).values()
     shape, device = (1, 4, 3), torch.device("cpu")
     found = sums_of(unit, shape, UnitTotals("0", zeros(*right), zeros(*shape), zeros(*shape)), device)
-    assert found["gram"].shape == ((1, 3, 3) if isinstance(layer, nn.Linear) else (1, 1, 3))
+    assert found.gram.shape == ((1, 3, 3) if isinstance(layer, nn.Linear) else (1, 1, 3))
     with refused_input(f"Σ h hᵀ of '0' must be {right} numbers", f"got {wrong}"):
         sums_of(unit, shape, UnitTotals("0", zeros(*wrong), zeros(*shape), zeros(*shape)), device)
     with refused_input("the sums of '0' must be (1, 4, 2) as its weights", "got (1, 4, 3)"):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from maecho import Privacy
 from maecho.echo.observation import observe
+from maecho.echo.totals import UnitSums
 from maecho.network.attention import split
 from maecho.network.stages import plan
 from support.tiny import network
@@ -62,6 +63,16 @@ def case(kind: str, seed: int, n: int = 9, scale: float = 1.0) -> tuple[nn.Modul
     return models[0], models[1], x, torch.randint(0, 3, (n,), generator=draw)
 
 
+def by_name(sums: UnitSums) -> dict[str, Tensor]:
+    """Every sum of one unit, by the name that privacy bounds it under."""
+    found = {"gram": sums.gram, "cross": sums.cross}
+    if sums.by_class is not None:
+        found |= {"labels": sums.by_class.labels, "counts": sums.by_class.counts}
+        assert sums.by_class.outputs is not None
+        found["outputs"] = sums.by_class.outputs
+    return found
+
+
 def clipped_sums(privacy: Privacy, own: nn.Module, merged: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """All sums of all stages, before noise."""
     found = plan(own, x)
@@ -71,5 +82,5 @@ def clipped_sums(privacy: Privacy, own: nn.Module, merged: nn.Module, x: Tensor,
             continue
         layers, parts = {unit.name for unit in stage}, [(x[:4], y[:4]), (x[4:], y[4:])]
         seen = observe(own, merged, stage, parts, "c", layers_with_labels=layers, classes=3, limit=privacy.factor)
-        out |= {f"{name}/{part}": t for name, sums in seen.units.items() for part, t in sums.tensors().items()}
+        out |= {f"{name}/{part}": t for name, sums in seen.units.items() for part, t in by_name(sums).items()}
     return out

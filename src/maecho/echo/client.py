@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from maecho.echo.ledger import PrivacyLedger
 from maecho.echo.messages import Answer, Opening, Question, units_named
 from maecho.echo.observation import observe
-from maecho.echo.totals import UnitTotals
-from maecho.echo.wire import own_memory, upper_triangle
+from maecho.echo.totals import totals_of
+from maecho.echo.wire import own_memory
 from maecho.errors import InputError
 from maecho.network.attention import split
 from maecho.network.forward import examples, parts
@@ -176,16 +176,11 @@ class RelayClient:
             limit=None if ledger is None else ledger.privacy.factor,
             progress=self._progress,
         )
-        examples, sums = float(observed.examples), {name: found.tensors() for name, found in observed.units.items()}
+        examples, sums = float(observed.examples), observed.units
         if ledger is not None:
             diagonal = {unit.name for unit in units if unit.layer.one_hot}
             examples, sums = ledger.release(observed.examples, sums, diagonal)
-        totals = []
-        for unit in units:
-            found = sums[unit.name] | {"prior": unit.matrix(self._own) * examples}
-            if not unit.layer.one_hot:
-                found["gram"] = upper_triangle(found["gram"])
-            totals.append(UnitTotals(unit.name, **{part: own_memory(tensor) for part, tensor in found.items()}))
+        totals = [totals_of(unit, sums[unit.name], unit.matrix(self._own) * examples) for unit in units]
         one = torch.ones((), dtype=torch.float64)
         return Answer(one, torch.tensor(examples, dtype=torch.float64), tuple(totals))
 

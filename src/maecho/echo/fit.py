@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from maecho.echo.totals import ByClass, UnitSums
 from maecho.linalg.symmetric import Dense, Diagonal, Total, eigenvalues
 from maecho.network.norms import epsilon
 from maecho.network.units import Unit
@@ -62,57 +63,56 @@ class Regression:
     def matrix(
         self,
         unit: Unit,
-        totals: Mapping[str, Tensor],
+        sums: UnitSums,
         prior: Float[Tensor, "g o d"],
         examples: float,
         is_head: bool = False,
     ) -> Float[Tensor, "g o d"]:
-        """The unit's [W b] from its totals. Sums by class are used if examples have labels."""
-        gram, cross = gram_of(unit, totals), totals["cross"]
-        ridge = gram.ridge(self.ridge, examples) + totals.get("floor", 0.0)
-        if "labels" in totals:
-            labels, counts = totals["labels"], totals["counts"]
+        """The unit's [W b] from its sums. Sums by class are used if examples have labels."""
+        gram, cross = gram_of(unit, sums), sums.cross
+        ridge = gram.ridge(self.ridge, examples) + sums.floor
+        if sums.by_class is not None:
+            labels, counts, outputs = sums.by_class.labels, sums.by_class.counts, sums.by_class.outputs
             if is_head and self.head == "ridge":
                 return gram.plus_identity(ridge).divide(labels.unsqueeze(0))
             if is_head and self.head == "lda":
-                return discriminant(totals["gram"][0], labels, counts, ridge[0], unit.bias).unsqueeze(0)
+                return discriminant(sums.gram[0], labels, counts, ridge[0], unit.bias).unsqueeze(0)
             if not is_head:
-                means = totals["outputs"] / counts.clamp(min=1)[:, None]
+                assert outputs is not None
+                means = outputs / counts.clamp(min=1)[:, None]
                 cross = (1 - self.pull) * cross + self.pull * (means.mT @ labels)
         gap = cross - gram.after(prior)
         return prior + gram.plus_identity(ridge).divide(gap)
 
 
-def gram_of(unit: Unit, totals: Mapping[str, Tensor]) -> Total:
+def gram_of(unit: Unit, sums: UnitSums) -> Total:
     """Σ h hᵀ in the form of a sum over clients. For one-hot rows it is diagonal, and only the diagonal [g, 1, d] was
     sent."""
-    return Diagonal(totals["gram"].squeeze(-2)) if unit.layer.one_hot else Dense(totals["gram"])
+    return Diagonal(sums.gram.squeeze(-2)) if unit.layer.one_hot else Dense(sums.gram)
 
 
-def repaired(unit: Unit, totals: Mapping[str, Tensor], examples: Tensor) -> dict[str, Tensor]:
-    """Repair totals that hold noise for privacy, so that real data could have given them.
+def repaired(unit: Unit, sums: UnitSums, examples: Tensor) -> UnitSums:
+    """Repair sums that hold noise for privacy, so that real data could have given them.
 
     Σ h hᵀ becomes positive semidefinite again. Clipping has made examples smaller. So h and z are multiplied by one
-    factor, which gives the 1 of the bias its mean square back. "floor" is the root mean square of the eigenvalues of
+    factor, which gives the 1 of the bias its mean square back. The floor is the root mean square of the eigenvalues of
     the noise. The ridge is never smaller, since the inverse would otherwise be that of noise (on digits at ε = 8: 24
     per cent right without this, 84 with it).
     """
-    out = dict(totals)
-    gram, deviation = out["gram"], out.pop("noise").sqrt()
+    assert sums.noise is not None
+    deviation = sums.noise.sqrt()
     if unit.layer.one_hot:
-        out["gram"] = gram.clamp(min=0)
-        out["floor"] = deviation
+        gram, floor = sums.gram.clamp(min=0), deviation
     else:
-        s, U = eigenvalues(gram)
-        out["gram"] = (U * s.unsqueeze(-2)) @ U.mT
-        out["floor"] = math.sqrt(gram.shape[-1]) * deviation
-    if "counts" in out:
-        out["counts"] = out["counts"].clamp(min=0)
-    ones = out["gram"][..., -1, -1].mean() if unit.bias else examples
+        s, U = eigenvalues(sums.gram)
+        gram, floor = (U * s.unsqueeze(-2)) @ U.mT, math.sqrt(sums.gram.shape[-1]) * deviation
+    ones = gram[..., -1, -1].mean() if unit.bias else examples
     square = float(examples / ones) if ones > 0 else 1.0
-    root = math.sqrt(square)
-    factors = {"gram": square, "cross": square, "floor": square, "labels": root, "outputs": root}
-    return {name: tensor * factors.get(name, 1.0) for name, tensor in out.items()}
+    root, by_class = math.sqrt(square), sums.by_class
+    if by_class is not None:
+        outputs = None if by_class.outputs is None else by_class.outputs * root
+        by_class = ByClass(by_class.labels * root, by_class.counts.clamp(min=0), outputs)
+    return UnitSums(gram * square, sums.cross * square, by_class, floor=floor * square)
 
 
 def discriminant(
@@ -169,19 +169,19 @@ def write(
 def fitted(
     regression: Regression,
     unit: Unit,
-    totals: Mapping[str, Tensor],
+    sums: UnitSums,
     prior: Float[Tensor, "g o d"],
     model: nn.Module,
     examples: float,
     is_head: bool = False,
 ) -> dict[str, Tensor]:
-    """Fit the unit to its totals. The result is the unit's parameters, as entries of the model's state_dict."""
+    """Fit the unit to its sums. The result is the unit's parameters, as entries of the model's state_dict."""
     state = model.state_dict()
     module = model.get_submodule(unit.name)
     if not (unit.diagonal and "running_mean" in module.state_dict()):
-        return write(unit, regression.matrix(unit, totals, prior, examples, is_head), totals["gram"], model, state)
-    # A BatchNorm by itself: totals over its inputs x become totals over x̂ = (x − m)/s, by (x̂, 1) = T (x, 1).
-    gram = totals["gram"]
+        return write(unit, regression.matrix(unit, sums, prior, examples, is_head), sums.gram, model, state)
+    # A BatchNorm by itself: sums over its inputs x become sums over x̂ = (x − m)/s, by (x̂, 1) = T (x, 1).
+    gram = sums.gram
     n = gram[:, 1, 1].clamp(min=1)
     m = gram[:, 0, 1] / n
     v = (gram[:, 0, 0] / n - m**2).clamp(min=0)
@@ -189,7 +189,7 @@ def fitted(
     T, back = torch.zeros_like(gram), torch.zeros_like(gram)
     T[:, 0, 0], T[:, 0, 1], T[:, 1, 1] = 1 / s, -m / s, 1
     back[:, 0, 0], back[:, 0, 1], back[:, 1, 1] = s, m, 1
-    moved = {"gram": T @ gram @ T.mT, "cross": totals["cross"] @ T.mT}
+    moved = UnitSums(T @ gram @ T.mT, sums.cross @ T.mT)
     prefix = f"{unit.name}." if unit.name else ""
     out = unit.layer.write(regression.matrix(unit, moved, prior @ back, examples), state)
     out |= {f"{prefix}running_mean": m, f"{prefix}running_var": v}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho.echo.totals import ByClass, UnitSums
 from maecho.errors import InputError
 from maecho.network.attention import slow_path
 from maecho.network.forward import call, examples, parts
@@ -48,31 +49,32 @@ class PrivacyLedger:
             )
 
     def release(
-        self, count: int, sums: Mapping[str, Mapping[str, Tensor]], diagonal: Collection[str] = ()
-    ) -> tuple[float, dict[str, dict[str, Tensor]]]:
+        self, count: int, sums: Mapping[str, UnitSums], diagonal: Collection[str] = ()
+    ) -> tuple[float, dict[str, UnitSums]]:
         """The number of examples and the sums of every unit, with noise.
 
         `diagonal` names the units whose gram is a diagonal; every other gram is a symmetric matrix. The sums of a unit
-        also get an entry "noise": the variance of the noise on an entry of the gram. It is not secret. It tells the
-        server how accurate the sums are.
+        also say the variance of the noise on an entry of the gram. It is not secret. It tells the server how accurate
+        the sums are.
         """
-        # "outputs" are left out, since only layers before the head need them. With privacy these get no sums by class.
-        sums = {unit: {part: t for part, t in found.items() if part != "outputs"} for unit, found in sums.items()}
-        k = sum(map(len, sums.values())) + (self._examples is None)
+        k = sum(_sent(found) for found in sums.values()) + (self._examples is None)
         if k:
             self.released += 1
         if self._examples is None:
             noisy = self.privacy.noisy(torch.tensor(float(count)), "examples", k)
             self._examples = max(1.0, float(noisy))
-        out = {
-            unit: {
-                part: self.privacy.noisy(total, part, k, symmetric=part == "gram" and unit not in diagonal)
-                for part, total in found.items()
-            }
-            | {"noise": torch.tensor(self.privacy.deviation("gram", k) ** 2, dtype=torch.float64)}
-            for unit, found in sums.items()
-        }
+        out = {unit: self._noisy(found, k, symmetric=unit not in diagonal) for unit, found in sums.items()}
         return self._examples, out
+
+    def _noisy(self, sums: UnitSums, k: int, symmetric: bool) -> UnitSums:
+        """One unit's sums with noise, in a release of k sums."""
+        noisy, by_class = self.privacy.noisy, sums.by_class
+        gram, cross = noisy(sums.gram, "gram", k, symmetric), noisy(sums.cross, "cross", k)
+        if by_class is not None:
+            # No outputs, since only layers before the head need them. With privacy these get no sums by class.
+            by_class = ByClass(noisy(by_class.labels, "labels", k), noisy(by_class.counts, "counts", k))
+        variance = torch.tensor(self.privacy.deviation("gram", k) ** 2, dtype=torch.float64)
+        return UnitSums(gram, cross, by_class, variance)
 
     def check_network(self, model: nn.Module, batches: Iterable[Any]) -> None:
         """Raise InputError unless every layer has the examples on its first axis, and no example's rows depend on
@@ -106,6 +108,11 @@ class PrivacyLedger:
                         f"axis, whatever the other examples are, got other rows at {name!r}"
                     )
         self._checked = True
+
+
+def _sent(sums: UnitSums) -> int:
+    """How many sums of one unit a release holds: gram and cross, and by class labels and counts."""
+    return 2 if sums.by_class is None else 4
 
 
 def _few(inputs: Iterable[Any]) -> Any:

@@ -37,10 +37,7 @@ class MergedNetwork:
     def open(self, opening: Opening, total: Answer) -> RelayState:
         """Read from the first answers how the network runs, and load the average of the weights that no sum is taken
         of."""
-        numbers = set(opening.stages.values())
-        count = max(numbers, default=0) + 1
-        if not numbers | {0} >= set(range(count)):
-            raise InputError(f"answers must number the stages without a gap, got {sorted(numbers)}")
+        count = max(opening.stages.values(), default=0) + 1
         stages = tuple(
             units_named({n: opening.joins.get(n) for n, number in opening.stages.items() if number == k}, self.units)
             for k in range(count)
@@ -72,10 +69,10 @@ class MergedNetwork:
         examples = total.examples.to(device)
         for unit in stage:
             sums = sums_of(unit, tuple(unit.matrix(self.network).shape), total.of(unit.name), device)
-            if "labels" in sums and "outputs" not in sums and unit.name != head:
+            if sums.by_class is not None and sums.by_class.outputs is None and unit.name != head:
                 raise InputError(f"sums by class of {unit.name!r} must hold its outputs, got none")
-            prior = sums["prior"] / examples
-            if "noise" in sums:
+            prior = total.of(unit.name).prior.to(device) / examples
+            if sums.noise is not None:
                 sums = repaired(unit, sums, examples)
             if self._prior is not None:
                 prior = unit.matrix(self._prior).to(prior)

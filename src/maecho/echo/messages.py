@@ -7,7 +7,7 @@ same total.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -45,10 +45,12 @@ class Question:
     weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "units", MappingProxyType(dict(self.units)))
-        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
+        _freeze(self, "a question", "units", "weights")
         if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 0:
             raise InputError(f"the round of a question must be a whole number, at least 0, got {self.round!r}")
+        if not isinstance(self.opening, bool):
+            raise InputError(f"opening of a question must be True or False, got {self.opening!r}")
+        _check_layers(self.units, {name: norm for name, norm in self.units.items() if norm is not None}, self.head)
         for name, tensor in self.weights.items():
             if not isinstance(tensor, Tensor):
                 raise InputError(f"the weight {name!r} of a question must be a tensor, got {type(tensor).__name__}")
@@ -104,18 +106,21 @@ class Opening:
     """Weights that belong to no unit: real numbers times the client's examples, and counters."""
 
     def __post_init__(self) -> None:
+        _freeze(self, "an opening", "stages", "joins", "plain")
         for name, number in self.stages.items():
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise InputError(f"the stage of {name!r} must be a whole number, at least 0, got {number!r}")
+        numbers = {0, *self.stages.values()}  # the first stage may be empty
+        if len(numbers) <= max(numbers):
+            raise InputError(f"answers must number the stages without a gap, got {sorted(set(self.stages.values()))}")
         for layer in self.joins:
             if layer not in self.stages:
                 raise InputError(f"a BatchNorm must be joined to a layer that has a stage, got {layer!r}")
-        plain = {
-            name: real_numbers(f"the weight {name!r}", tensor) if tensor.is_floating_point() else tensor
-            for name, tensor in self.plain.items()
-        }
-        for part, mapping in {"stages": self.stages, "joins": self.joins, "plain": plain}.items():
-            object.__setattr__(self, part, MappingProxyType(dict(mapping)))
+        _check_layers(self.stages, self.joins, self.head)
+        if self.head is not None and self.head not in self.stages:
+            raise InputError(f"the last layer must have a stage, got {self.head!r}, which has none")
+        plain = {name: _weight(f"the weight {name!r}", tensor) for name, tensor in self.plain.items()}
+        object.__setattr__(self, "plain", MappingProxyType(plain))
 
     def tensors(self) -> dict[str, Tensor]:
         """Its part of the wire form."""
@@ -160,7 +165,14 @@ class Answer:
             if tensor.numel() != 1:
                 raise InputError(f"answers must say of how many {part} they are, got {numbers(tensor)}")
             object.__setattr__(self, part, tensor)
+        if self.opening is not None and not isinstance(self.opening, Opening):
+            raise InputError(f"the opening of an answer must be an Opening, got {type(self.opening).__name__}")
+        if not isinstance(self.totals, Iterable):
+            raise InputError(f"the sums of an answer must be a sequence, got {type(self.totals).__name__}")
         object.__setattr__(self, "totals", tuple(self.totals))
+        for totals in self.totals:
+            if not isinstance(totals, UnitTotals):
+                raise InputError(f"the sums of an answer must be UnitTotals, got {type(totals).__name__}")
         names = [totals.unit for totals in self.totals]
         if len(set(names)) < len(names):
             raise InputError(f"an answer must hold the sums of a layer once, got {', '.join(map(repr, names))}")
@@ -232,3 +244,36 @@ def units_named(names: Mapping[str, str | None], units: Mapping[str, Unit]) -> t
         if wanted not in units:
             raise InputError(f"sums must be of layers of this network, got {wanted!r}, which it does not have")
     return tuple(replace(units[name], norm=norm) for name, norm in names.items())
+
+
+def _freeze(message: Question | Opening, what: str, *parts: str) -> None:
+    """Make these parts mappings that nobody can change. Raises InputError unless their keys are names."""
+    for part in parts:
+        mapping = getattr(message, part)
+        if not isinstance(mapping, Mapping):
+            raise InputError(f"{part} of {what} must be a mapping, got {type(mapping).__name__}")
+        for name in mapping:
+            if not isinstance(name, str):
+                raise InputError(f"{part} of {what} must have names as keys, got {type(name).__name__}")
+        object.__setattr__(message, part, MappingProxyType(dict(mapping)))
+
+
+def _check_layers(layers: Collection[str], joins: Mapping[str, str], head: str | None) -> None:
+    """Raise InputError unless the last layer is a name, and each BatchNorm belongs to one layer alone."""
+    if head is not None and not isinstance(head, str):
+        raise InputError(f"the last layer must be a name, got {type(head).__name__}")
+    seen: set[str] = set()
+    for layer, norm in joins.items():
+        if not isinstance(norm, str):
+            raise InputError(f"the BatchNorm of {layer!r} must be a name, got {type(norm).__name__}")
+        if norm in layers or norm in seen:
+            raise InputError(
+                f"a BatchNorm must be fitted with one layer alone, got {norm!r} at {layer!r} and elsewhere"
+            )
+        seen.add(norm)
+
+
+def _weight(what: str, tensor: Tensor) -> Tensor:
+    """A weight that no sum is taken of: finite real numbers in float64, or a counter."""
+    counter = isinstance(tensor, Tensor) and not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor if counter else real_numbers(what, tensor)

@@ -6,14 +6,15 @@ h is the merged network's input to a unit. z is the output of the client's own u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from maecho.echo.totals import ByClass, UnitSums
 from maecho.errors import InputError
 from maecho.network import kinds
 from maecho.network.attention import slow_path
@@ -26,39 +27,23 @@ Limit = Callable[[Tensor, Tensor], Tensor]
 out], and gives the factors [examples] that scale each example's rows."""
 
 
-@dataclass
-class Sums:
-    """The sums of one unit so far, in float64."""
-
-    gram: Tensor | None = None
-    """Σ h hᵀ [g, d, d]. For one-hot rows it is the counts [1, 1, d]."""
-    cross: Tensor | None = None
-    """Σ z hᵀ [g, o, d]."""
-    labels: Tensor | None = None
-    """Σ y hᵀ [classes, d]. y is the label as a unit row."""
-    outputs: Tensor | None = None
-    """Σ y zᵀ [classes, o]."""
-    counts: Tensor | None = None
-    """The number of examples of each class."""
-
-    def add(self, **parts: Tensor) -> None:
-        """Add to sums, by their names."""
-        for name, part in parts.items():
-            before = getattr(self, name)
-            setattr(self, name, part if before is None else before.add_(part))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All sums that there are, by name, on the CPU."""
-        found = {name: getattr(self, name) for name in ("gram", "cross", "labels", "outputs", "counts")}
-        return {name: tensor.cpu() for name, tensor in found.items() if tensor is not None}
-
-
-@dataclass
+@dataclass(frozen=True)
 class Observed:
     """The result of one pass over a client's data."""
 
-    examples: int = 0
-    units: dict[str, Sums] = field(default_factory=dict)
+    examples: int
+    units: Mapping[str, UnitSums]
+    """The sums of every unit of the stage."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one batch showed of every unit, call by call."""
+
+    outputs: Mapping[str, list[Tensor]]
+    """The outputs of the client's own unit."""
+    inputs: Mapping[str, list[tuple[str, Tensor]]]
+    """The inputs of the merged network's unit, each with the name of the module that it enters."""
 
 
 def observe(
@@ -89,16 +74,16 @@ def observe(
         limit: limits what one example can add, for privacy.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
     """
-    observed = Observed(units={unit.name: Sums() for unit in units})
-    pair = _Pair(own, merged, units, calls or {})
-    labelled = True
+    found: dict[str, UnitSums] = {}
+    pair = _OwnAndMerged(own, merged, units, calls or {})
+    total, labelled = 0, True
     for step in forward(pair, batches, client, progress):
-        observed.examples += step.size
+        total += step.size
         labelled = labelled and step.labels is not None
         if layers_with_labels and step.labels is not None:
             check_labels(step.labels, classes, client)
         for unit in units:
-            calls_own, calls_merged = step.output["own"][unit.name], step.output["merged"][unit.name]
+            calls_own, calls_merged = step.output.outputs[unit.name], step.output.inputs[unit.name]
             if len(calls_own) != len(calls_merged):
                 raise InputError(
                     f"{client}: {unit.name!r} must run as often in the merged network as in the client's, "
@@ -118,19 +103,22 @@ def observe(
                         f"{client}: with privacy every example must give a layer rows of its own, got {len(x)} at "
                         f"{unit.name!r} for {step.size} example(s)"
                     )
-                _add(observed.units[unit.name], unit, merged.get_submodule(module), x, z, y, limit)
-    if not observed.examples:
+                for sums in _pieces(unit, merged.get_submodule(module), x, z, y, limit):
+                    found[unit.name] = found[unit.name].add_(sums) if unit.name in found else sums
+    if not total:
         raise InputError(f"{client}: the batches must hold at least one example, got none")
+    for unit in units:
+        if unit.name not in found:
+            raise InputError(f"{client}: sums must be of layers that run, got {unit.name!r}, which never does")
     if not labelled:  # sums by class must cover the same examples as the other sums
-        for sums in observed.units.values():
-            sums.labels = sums.outputs = sums.counts = None
-    return observed
+        found = {name: replace(sums, by_class=None) for name, sums in found.items()}
+    return Observed(total, found)
 
 
-def _add(
-    sums: Sums, unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
-) -> None:
-    """Add one call of a unit to its sums, piece by piece, to save memory."""
+def _pieces(
+    unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
+) -> Iterator[UnitSums]:
+    """The sums of one call of a unit, piece by piece, to save memory."""
     if kinds.unbatched(module, x):
         x, z = x.unsqueeze(0), z.unsqueeze(0)
     if not (unit.bias or unit.diagonal):
@@ -140,12 +128,10 @@ def _add(
     at_once = kinds.examples_at_once(module, x)
     for at in range(0, len(x), at_once):
         piece = slice(at, at + at_once)
-        _add_rows(sums, unit, module, x[piece], z[piece], None if y is None else y[piece], limit)
+        yield _sums(unit, module, x[piece], z[piece], None if y is None else y[piece], limit)
 
 
-def _add_rows(
-    sums: Sums, unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
-) -> None:
+def _sums(unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None) -> UnitSums:
     h, t = unit.rows(module, x), unit.output_rows(module, z).double()
     if unit.layer.one_hot:
         h = h[0]
@@ -156,17 +142,15 @@ def _add_rows(
             counts = h.bincount(factor.square(), minlength=d)
             t = _scaled(t, factor.square())
         total = torch.zeros(d, o, dtype=torch.float64, device=t.device).index_add_(0, h, t[0])
-        sums.add(gram=counts.reshape(1, 1, d), cross=total.T.unsqueeze(0).contiguous())
-        return
+        return UnitSums(counts.reshape(1, 1, d), total.T.unsqueeze(0).contiguous())
     h = h.double()
     if unit.bias:
         h = torch.cat([h, h.new_ones(*h.shape[:-1], 1)], -1)
     if limit is not None:
         factor = _factor(limit, h, t, len(x))
         h, t = _scaled(h, factor), _scaled(t, factor)
-    sums.add(gram=h.mT @ h, cross=t.mT @ h)
-    if y is not None:
-        sums.add(labels=y.T @ h[0], outputs=y.T @ t[0], counts=y.sum(0))
+    by_class = None if y is None else ByClass(y.T @ h[0], y.sum(0), y.T @ t[0])
+    return UnitSums(h.mT @ h, t.mT @ h, by_class)
 
 
 def _factor(limit: Limit, h: Tensor, t: Tensor, examples: int) -> Tensor:
@@ -186,7 +170,7 @@ def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
     return torch.where(factor > 0, rows * factor, torch.zeros_like(rows))
 
 
-class _Pair(nn.Module):
+class _OwnAndMerged(nn.Module):
     """Runs a client's network and the merged one on the same inputs, up to the end of a stage."""
 
     def __init__(self, own: nn.Module, merged: nn.Module, units: Sequence[Unit], calls: Mapping[str, int]):
@@ -194,11 +178,11 @@ class _Pair(nn.Module):
         self.own, self.merged = own, merged
         self.units, self.calls = units, calls
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, dict[str, list[Any]]]:
+    def forward(self, *args: Any, **kwargs: Any) -> _Seen:
         device = next((p.device for p in self.own.parameters()), torch.device("cpu"))
         given = args[0] if args else kwargs
-        outputs: dict[str, list[Any]] = {unit.name: [] for unit in self.units}
-        inputs: dict[str, list[Any]] = {unit.name: [] for unit in self.units}
+        outputs: dict[str, list[Tensor]] = {unit.name: [] for unit in self.units}
+        inputs: dict[str, list[tuple[str, Tensor]]] = {unit.name: [] for unit in self.units}
         ends = {name: unit.name for unit in self.units for name in unit.ends}
         starts = {name: unit.name for unit in self.units for name in unit.modules}
 
@@ -211,12 +195,12 @@ class _Pair(nn.Module):
             self._stop_when_done(inputs)
 
         if not self.units:
-            return {"own": outputs, "merged": inputs}
+            return _Seen(outputs, inputs)
         with slow_path(), ending_early(), watching(self.own, ends, after=leave):
             call(self.own, given, device)
         with slow_path(), ending_early(), watching(self.merged, starts, before=enter):
             call(self.merged, given, device)
-        return {"own": outputs, "merged": inputs}
+        return _Seen(outputs, inputs)
 
     def _stop_when_done(self, found: Mapping[str, list[Any]]) -> None:
         """End the pass once every unit has run. If a module runs more than once, the pass goes to its end, since the

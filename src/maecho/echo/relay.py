@@ -41,8 +41,9 @@ def relay(
         clients: pairs of a trained model and its batches. The batches are read once in each round.
         rounds, regression, prior: as for RelayServer.
         drawing, start: as for RelayServer. They are refused with rounds="all".
-        uploads: earlier uploads of the clients, with moments. They are refused with rounds="all". By default uploads
-            are made here, without a cut.
+        uploads: earlier uploads, one of each client, with moments. They are refused with rounds="all", which draws no
+            inputs, and with rounds=1, which then has no use for the clients. By default uploads are made here, without
+            a cut.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         privacy: noise on all that every client says about its data. The recipe states the total cost.
     """
@@ -65,6 +66,15 @@ def relay(
             ]
         else:
             uploads = _checked(list(uploads), privacy)
+            if rounds == 1 and start is None:
+                raise InputError(
+                    "rounds=1 asks no client once there are uploads, so clients would have no use; call "
+                    f"aggregate(uploads, 'echo-chain', model=network), got {len(pairs)} clients"
+                )
+            if len(uploads) != len(pairs):
+                raise InputError(
+                    f"uploads must be one of each of the {len(pairs)} clients, in any order, got {len(uploads)}"
+                )
     server = RelayServer(
         model,
         rounds=rounds,

@@ -1,4 +1,8 @@
-"""The sums of one unit: what a client sends about it, and what the fit reads."""
+"""The sums of one unit, in two forms.
+
+`UnitSums` is the form to compute with: a client adds it up, and the server fits the unit to it. `UnitTotals` is the
+form that travels: it is checked, and it holds only the upper triangle of Σ h hᵀ.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,47 @@ if TYPE_CHECKING:
 
 REQUIRED = ("gram", "cross", "prior")
 """The sums without which nothing can be fitted."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByClass:
+    """The sums by class of one unit. y is a sample's label as a unit row."""
+
+    labels: Float[Tensor, "k d"]
+    """Σ y hᵀ."""
+    counts: Float[Tensor, " k"]
+    """The number of examples of each class."""
+    outputs: Float[Tensor, "k o"] | None = None
+    """Σ y zᵀ. Only layers before the head need it."""
+
+    def add_(self, other: ByClass) -> ByClass:
+        """Add in place."""
+        outputs = None
+        if self.outputs is not None and other.outputs is not None:
+            outputs = self.outputs.add_(other.outputs)
+        return ByClass(self.labels.add_(other.labels), self.counts.add_(other.counts), outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class UnitSums:
+    """The sums of one unit to compute with, in float64. h, z and y are as in `UnitTotals`."""
+
+    gram: Float[Tensor, "g d d"]
+    """Σ h hᵀ. For one-hot rows it is the counts [g, 1, d]."""
+    cross: Float[Tensor, "g o d"]
+    """Σ z hᵀ."""
+    by_class: ByClass | None = None
+    """The sums by class, if all examples have labels."""
+    noise: Float[Tensor, ""] | None = None
+    """With privacy: the variance of the noise on an entry of the gram."""
+    floor: Float[Tensor, ""] | float = 0.0
+    """What the ridge is raised by, since the gram had noise."""
+
+    def add_(self, other: UnitSums) -> UnitSums:
+        """Add sums without noise in place."""
+        found = [one for one in (self.by_class, other.by_class) if one is not None]
+        by_class = found[0].add_(found[1]) if len(found) == 2 else next(iter(found), None)
+        return UnitSums(self.gram.add_(other.gram), self.cross.add_(other.cross), by_class)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,17 +121,37 @@ class UnitTotals:
         return {part: tensor for part, tensor in found.items() if tensor is not None or part in REQUIRED}
 
 
-def sums_of(unit: Unit, shape: tuple[int, ...], totals: UnitTotals, device: torch.device) -> dict[str, Tensor]:
-    """Check one unit's totals against the shape [g, o, d] of its matrix, and bring them into the form that the fit
-    reads: the gram is a whole matrix, unless it is diagonal."""
+def totals_of(unit: Unit, sums: UnitSums, prior: Float[Tensor, "g o d"]) -> UnitTotals:
+    """The form of one unit's sums that travels, in memory of its own on the CPU."""
+    own, by_class = wire.own_memory, sums.by_class
+    return UnitTotals(
+        unit.name,
+        gram=own(sums.gram if unit.layer.one_hot else wire.upper_triangle(sums.gram)),
+        cross=own(sums.cross),
+        prior=own(prior),
+        labels=None if by_class is None else own(by_class.labels),
+        outputs=None if by_class is None or by_class.outputs is None else own(by_class.outputs),
+        counts=None if by_class is None else own(by_class.counts),
+        noise=None if sums.noise is None else own(sums.noise),
+    )
+
+
+def sums_of(unit: Unit, shape: tuple[int, ...], totals: UnitTotals, device: torch.device) -> UnitSums:
+    """The inverse of `totals_of`, without the prior. Raises InputError unless the totals fit the shape [g, o, d] of the
+    unit's matrix."""
     g, _, d = shape
     if totals.prior.shape != shape:
         raise InputError(f"the sums of {unit.name!r} must be {shape} as its weights, got {_shape(totals.prior)}")
     expected = (g, 1, d) if unit.layer.one_hot else (g, d * (d + 1) // 2)
     if totals.gram.shape != expected:
         raise InputError(f"Σ h hᵀ of {unit.name!r} must be {expected} numbers, got {_shape(totals.gram)}")
-    found = {part: tensor.to(device) for part, tensor in totals.parts().items()}
-    return found if unit.layer.one_hot else found | {"gram": wire.whole_matrix(found["gram"], d)}
+    gram, by_class = totals.gram.to(device), None
+    if totals.labels is not None and totals.counts is not None:
+        outputs = None if totals.outputs is None else totals.outputs.to(device)
+        by_class = ByClass(totals.labels.to(device), totals.counts.to(device), outputs)
+    noise = None if totals.noise is None else totals.noise.to(device)
+    whole = gram if unit.layer.one_hot else wire.whole_matrix(gram, d)
+    return UnitSums(whole, totals.cross.to(device), by_class, noise)
 
 
 def real_numbers(what: str, tensor: Tensor) -> Tensor:
