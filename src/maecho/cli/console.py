@@ -167,13 +167,14 @@ def show_methods(methods: Mapping[str, tuple[Guide, Mapping[str, Any]]]) -> None
 def show_ladders(ladders: Sequence[Ladder]) -> None:
     """Print what each further round on real data brings, and what it costs."""
     for one in ladders:
-        drawn = Table(title=f"From one shot to a round a layer. {one.title}", title_justify="left", title_style="bold")
+        title = plain(f"From one shot to a round a layer. {one.title}", "bold")
+        drawn = Table(title=title, title_justify="left")
         for column in ("rounds", "where real data are asked", "a client uploads", "times the weights", *one.cells):
-            drawn.add_column(column, justify="left" if column.startswith("where") else "right")
+            drawn.add_column(plain(column), justify="left" if column.startswith("where") else "right")
         for rung in one.rungs:
             drawn.add_row(
-                str(rung.rounds),
-                rung.asked,
+                plain(rung.rounds),
+                plain(rung.asked),
                 size(rung.bytes),
                 f"{rung.bytes / one.weights:.1f}",
                 *("not run" if accuracy is None else f"{accuracy:.1f} %" for accuracy in rung.accuracies),
@@ -214,7 +215,8 @@ def show_results(
     say(plain(f"{experiment.title}{quick}", "bold"), ": mean over seeds, low–high, [paper], in per cent")
     columns = list(experiment.methods)
     # Long names are broken after commas and hyphens.
-    headings = {c: c if len(c) <= 9 else c.replace(", ", ",\n").replace("-", "-\n") for c in columns}
+    shown = {c: printable(c) for c in columns}
+    headings = {c: s if len(s) <= 9 else s.replace(", ", ",\n").replace("-", "-\n") for c, s in shown.items()}
     width = max(9, *(len(line) for heading in headings.values() for line in heading.splitlines()))
     at_once = max(1, (out.width - 28) // (width + 3))
     for first in range(0, len(columns), at_once):

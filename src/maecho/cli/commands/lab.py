@@ -10,7 +10,7 @@ import typer
 
 from maecho.cli import console, values
 from maecho.cli.options import Json
-from maecho.errors import InputError
+from maecho.errors import InputError, printable
 from maecho.lab.data.places import MissingDataError
 from maecho.lab.experiment import Experiment, names
 from maecho.lab.harness.results import results_path
@@ -69,7 +69,7 @@ def reproduce_(
             raise InputError(f"--all must come without {option}, got both")
     if name is None and not every:
         for known in names():
-            print(f"{known}: {Experiment.load(known).title}")
+            print(printable(f"{known}: {Experiment.load(known).title}"))
         return
     experiments = [Experiment.load(one, quick) for one in ([name] if name else names())]
     if picture is not None:
