@@ -26,9 +26,9 @@ LEAVES = {
     "typer": {
         "cli/app.py",
         "cli/options.py",
-        "cli/commands/uploads.py",
-        "cli/commands/merging.py",
-        "cli/commands/lab.py",
+        "cli/upload_commands.py",
+        "cli/merging_commands.py",
+        "cli/lab_commands.py",
     },
     "msgspec": {"schema.py"},
     "filelock": {"disk.py"},

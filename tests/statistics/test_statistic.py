@@ -19,12 +19,11 @@ from maecho.alignment import responses, transport
 from maecho.alignment.responses import common_inputs
 from maecho.alignment.transport import Alignment
 from maecho.errors import InputError
-from maecho.linalg.gaussians import Gaussians
 from maecho.linalg.spectra import Spectrum
 from maecho.network.forward import Pass
 from maecho.network.layers import Layer
 from maecho.statistics import INPUTS, STATISTICS, Gatherer, Options, Statistic
-from maecho.statistics.parts import MATRICES, Kind, entries
+from maecho.statistics.parts import GAUSSIANS, MATRICES, Kind, entries
 from maecho.statistics.statistic import Carrier, Found, Setting
 from maecho.upload import checks, client, cohort, header, inspection, size, storage
 from maecho.upload import upload as upload_module
@@ -204,7 +203,7 @@ def test_who_handles_uploads_names_no_statistic(module: ModuleType) -> None:
 
 def test_inputs_are_drawn_from_the_statistic_that_says_so() -> None:
     assert [name for name, statistic in STATISTICS.items() if statistic.of_inputs] == [INPUTS]
-    assert STATISTICS[INPUTS].kind is Gaussians
+    assert STATISTICS[INPUTS].kind is GAUSSIANS
     (own,) = common_inputs([make_upload(network(), batches(), "ann", [INPUTS])], 50, 0)
     assert own[0] == "ann"
     assert sum(len(x) for x, _ in own[1]) == sum(own[1].counts()) > 45
