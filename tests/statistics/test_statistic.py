@@ -15,13 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from maecho import Upload, make_upload
+from maecho.alignment import responses, transport
+from maecho.alignment.responses import common_inputs
 from maecho.alignment.transport import Alignment
 from maecho.errors import InputError
 from maecho.linalg.spectra import Spectrum
 from maecho.network.forward import Pass
 from maecho.network.layers import Layer
-from maecho.statistics import STATISTICS, Gatherer, Options, Statistic
-from maecho.statistics.parts import MATRICES, Kind, entries
+from maecho.statistics import INPUTS, STATISTICS, Gatherer, Options, Statistic
+from maecho.statistics.parts import GAUSSIANS, MATRICES, Kind, entries
 from maecho.statistics.statistic import Carrier, Found, Setting
 from maecho.upload import checks, client, cohort, header, inspection, size, storage
 from maecho.upload import upload as upload_module
@@ -183,7 +185,9 @@ def test_a_damaged_file_of_a_new_statistic(
         Upload.load(path)
 
 
-@pytest.mark.parametrize("module", [client, checks, cohort, header, inspection, size, storage, upload_module])
+@pytest.mark.parametrize(
+    "module", [client, checks, cohort, header, inspection, size, storage, upload_module, responses, transport]
+)
 def test_who_handles_uploads_names_no_statistic(module: ModuleType) -> None:
     """A new statistic changes none of these files. Docstrings may give examples."""
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
@@ -195,6 +199,16 @@ def test_who_handles_uploads_names_no_statistic(module: ModuleType) -> None:
     used = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} - texts
     used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert used & STATISTICS.keys() == set()
+
+
+def test_inputs_are_drawn_from_the_statistic_that_says_so() -> None:
+    assert [name for name, statistic in STATISTICS.items() if statistic.of_inputs] == [INPUTS]
+    assert STATISTICS[INPUTS].kind is GAUSSIANS
+    (own,) = common_inputs([make_upload(network(), batches(), "ann", [INPUTS])], 50, 0)
+    assert own[0] == "ann"
+    assert sum(len(x) for x, _ in own[1]) == sum(own[1].counts()) > 45
+    with refused("ot needs the statistic 'moments', got an upload with gram"):
+        Alignment(metric="activations").align([make_upload(network(), batches(), "ann", ["gram"])])
 
 
 def test_a_statistic_that_nobody_knows_is_refused() -> None:

@@ -38,7 +38,7 @@ class Moments(Statistic):
         "recognisable pictures. An average of one example is that example."
     )
     kind = GAUSSIANS
-    by_default = additive = private = True
+    by_default = additive = of_inputs = private = True
 
     def gatherer(self, setting: Setting) -> Gatherer:
         return _OfInputs(setting.options)

@@ -122,6 +122,8 @@ class Statistic(ABC):
     """Whether it is sent if the client does not name any statistics."""
     additive: ClassVar[bool] = False
     """Whether the value for two data sets together is the sum (`plus`) of their values, as long as nothing is cut."""
+    of_inputs: ClassVar[bool] = False
+    """Whether its value is Gaussians of the raw inputs. Then inputs like the client's can be drawn from it."""
     private: ClassVar[bool] = False
     """Whether it can be sent with noise. Then `of_noisy` makes it."""
 
