@@ -117,7 +117,8 @@ def test_methods(run: Run) -> None:
 
 def test_reproduce_without_a_name(run: Run) -> None:
     lines = run("reproduce").out.splitlines()
-    assert [line.split(":")[0] for line in lines] == experiment.names()
+    assert [line.split(":")[0] for line in lines] == experiment.every_name()
+    assert "figure-2: Figure 2: how the classes are shared out" in lines
 
 
 def test_reproduce_all(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
