@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from maecho.cli.commands import lab
 from safetensors.torch import load_file
 
 from maecho.cli import console
-from maecho.cli.commands import lab
 from maecho.lab.experiment import Experiment
 from maecho.lab.harness.results import FORMAT, NEEDED
 from maecho.lab.report.tables import Ladder, Rung
