@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from maecho.cli.commands import lab
 from safetensors.torch import load_file
 
-from maecho.cli import console
+from maecho.cli import console, lab_commands
 from maecho.lab.experiment import Experiment
 from maecho.lab.harness.results import FORMAT, NEEDED
 from maecho.lab.report.tables import Ladder, Rung
@@ -120,7 +119,7 @@ def test_nothing_from_a_config_is_a_command_to_the_terminal(
         assert all(one.isprintable() or one == "\n" for one in said.out + said.err), option
         assert "title" in said.out, "the text of the config is there"
     assert run("reproduce hostile.toml --show --out out --markdown").out.count("\n") == 3
-    monkeypatch.setattr(lab, "names", lambda: [str(config)])
+    monkeypatch.setattr(lab_commands, "every_name", lambda: [str(config)])
     listed = run("reproduce")
     assert listed.out.count("\n") == 1
     assert r"\x1b[2J" in listed.out
