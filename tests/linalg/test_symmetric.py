@@ -8,6 +8,7 @@ from torch import Tensor
 
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Dense, Diagonal, add_into, eigenvalues
+from maecho.statistics import parts
 from support.clients import rng
 
 
@@ -16,7 +17,7 @@ def test_a_diagonal_is_one_row_and_acts_like_its_matrix() -> None:
     diagonal, M = Diagonal(d), torch.randn(1, 2, 3, generator=rng(), dtype=torch.float64)
     torch.testing.assert_close(diagonal.after(M), M @ diagonal.dense())
     torch.testing.assert_close(diagonal.total().after(M), M @ diagonal.dense())
-    assert diagonal.cut(1) is diagonal
+    assert parts.cut(diagonal, lambda _: 1) is diagonal  # nothing of it can be cut
     assert float(diagonal.total().mean_eigenvalue) == pytest.approx(4 / 3)
     torch.testing.assert_close(diagonal.total().divide(M), M @ torch.linalg.pinv(diagonal.dense()))
 

@@ -102,8 +102,9 @@ def test_who_handles_uploads_names_no_statistic(module: ModuleType) -> None:
 
 def test_inputs_are_drawn_from_the_statistic_that_says_so() -> None:
     assert [name for name, statistic in STATISTICS.items() if statistic.of_inputs] == [INPUTS]
-    assert STATISTICS[INPUTS].kind is Gaussians
-    (own,) = common_inputs([make_upload(network(), batches(), "ann", [INPUTS])], 50, 0)
+    upload = make_upload(network(), batches(), "ann", [INPUTS])
+    assert isinstance(upload.statistics[INPUTS], Gaussians)
+    (own,) = common_inputs([upload], 50, 0)
     assert own[0] == "ann"
     assert sum(len(x) for x, _ in own[1]) == sum(own[1].counts()) > 45
     with refused("ot needs the statistic 'moments', got an upload with gram"):

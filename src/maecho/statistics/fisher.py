@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maecho import devices
 from maecho.errors import UploadError
 from maecho.linalg.symmetric import add_into
 from maecho.network import kinds
@@ -80,8 +81,7 @@ class _Squares(BackwardGatherer):
         self._model, self._watch = setting.model, setting.watch
         self._parameters = parameters(setting)
         self._layers = {layer.name: layer for layer in setting.architecture.layers.values()}
-        device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
-        self._long_way = LongWay(setting.model, device)
+        self._long_way = LongWay(setting.model, devices.of(setting.model))
         self._probed = False
         self._mixed: set[str] = set()
         self._of_rows: dict[str, Tensor] = {}
@@ -191,7 +191,7 @@ def _rows(layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: i
         count = len(call.x[piece])
         if not layer.one_hot:
             x = complete(x, layer)
-        g = (g.cpu() if g.device.type == "mps" else g).double()
+        g = devices.double(g)
         inputs.append(x.reshape(groups, count, x.shape[1] // count, *x.shape[2:]))
         gradients.append(g.reshape(groups, count, -1, out))
     return torch.cat(inputs, 2), torch.cat(gradients, 2)
