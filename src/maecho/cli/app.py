@@ -285,7 +285,7 @@ def reproduce_(
     if picture is not None:
         plots.check(picture)
         values.check_out(picture, force, option="--picture")
-    wanted = [] if show else list(experiment.methods) if columns is None else experiment.named(columns)
+    wanted = [] if show else list(experiment.methods) if columns is None else experiment.columns_in(columns)
     with console.run_progress(experiment, len(wanted)) as on_event:
         results = reproduce(experiment, out, jobs, device, on_event, wanted, trust)
     table = summarise(experiment, results)

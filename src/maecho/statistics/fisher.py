@@ -27,7 +27,7 @@ from maecho.statistics.parts import check_real
 from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting, Statistic
 
 
-class Fisher(Statistic):
+class FisherDiagonal(Statistic):
     """A mapping: name of the weight -> a tensor of its shape."""
 
     name = "fisher"
