@@ -59,7 +59,7 @@ def algorithm_1(
         D = -sum((2 * alpha[i] * (W - V[i]) @ P[i] for i in range(1, N)), 2 * alpha[0] * (W - V[0]) @ P[0])  # Eq. (7)
         W = W + eta * D
         for i in range(N):
-            V[i] = V[i] + (W - V[i]) @ (I - mu / (1 + mu) * P[i])  # Eq. (11)
+            V[i] = V[i] + (W - V[i]) @ (I - mu / (1 + mu) * P[i])  # Eq. (11), but with V_i where it has W_i
     return W
 
 

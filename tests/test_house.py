@@ -23,7 +23,13 @@ PACKAGE = ROOT / "src" / "maecho"
 CORE = {"torch", "numpy", "safetensors"}
 LEAVES = {
     "rich": {"cli/console.py", "progress.py", "formatting.py"},
-    "typer": {"cli/app.py"},
+    "typer": {
+        "cli/app.py",
+        "cli/options.py",
+        "cli/upload_commands.py",
+        "cli/merging_commands.py",
+        "cli/lab_commands.py",
+    },
     "msgspec": {"schema.py"},
     "filelock": {"disk.py"},
     "daqp": {"linalg/simplex.py"},

@@ -104,6 +104,14 @@ def test_the_seed_decides_everything_and_nothing_global_changes() -> None:
     assert all(p.requires_grad for p in skeleton.parameters())
 
 
+def test_a_random_start_is_that_of_the_seed() -> None:
+    """With a learning rate near 0 the student ends where it started."""
+    still: dict[str, Any] = {"start": "random", "learning_rate": 1e-12, "student_steps": 1, "device": "cpu"}
+    one, same, other = (merge(**still, seed=seed)["0.weight"] for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert float((one - other).norm() / one.norm()) > 0.5
+
+
 def test_what_was_not_trained_is_named_as_averaged() -> None:
     skeleton = small_network()
     skeleton[0].requires_grad_(False)
@@ -174,20 +182,21 @@ def test_divergence_by_hand() -> None:
 
 
 def test_the_generator_seeks_inputs_on_which_student_and_teacher_differ() -> None:
-    """Stage 1 lowers the boundary-support loss: inputs end where the two decide differently, the more it weighs."""
+    """Stage 1 lowers the boundary-support loss by its weight: inputs end where the two decide differently."""
     student, client = (nn.Sequential(nn.Linear(4, 3)) for _ in range(2))
     with torch.no_grad():
         for seed, model in enumerate((student, client)):
             for p in model.parameters():
                 p.copy_(torch.randn(p.shape, generator=rng(seed)))
     teachers, found = Teachers([client]), []
-    for weight in (0.0, 10.0):
+    for weight in (0.0, 2.0, 10.0):
         method, draw = DENSE(generator_steps=60, batch_size=64, boundary=weight), rng()
         generator = Generator((4,), 4, nn.Tanh(), draw)
         x = method._synthesise(generator, student, teachers, draw)
         with torch.no_grad():
             found.append(float(boundary_support(teachers(x)[0], student(x))))
-    assert found[1] < 1.25 * found[0] < 0, found
+    assert found[2] < 1.25 * found[0] < 0, found
+    assert len(set(found)) == 3, "each weight has its own result"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0, 20.0])

@@ -21,6 +21,7 @@ from maecho.cli import factories
 from maecho.lab import demo, experiment
 from maecho.statistics import STATISTICS
 from maecho.upload import storage as files
+from support.configs import CONFIG
 from support.tiny import QUICK
 
 Run = Callable[..., Any]
@@ -117,6 +118,19 @@ def test_methods(run: Run) -> None:
 def test_reproduce_without_a_name(run: Run) -> None:
     lines = run("reproduce").out.splitlines()
     assert [line.split(":")[0] for line in lines] == experiment.names()
+
+
+def test_reproduce_all(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables whose data are at hand are made; then one sentence says which are not, and how to get their data."""
+    for name, data in (("one", "digits"), ("two", "mnist"), ("three", "digits")):
+        (tmp_path / f"{name}.toml").write_text(CONFIG.replace('data = "digits"', f'data = "{data}"'))
+    monkeypatch.setattr(experiment, "folder", lambda: tmp_path)
+    monkeypatch.setenv("MAECHO_DATA", str(tmp_path / "empty"))
+    found = run(f"reproduce --all --out {tmp_path / 'new'}")
+    assert sorted(path.name for path in (tmp_path / "new").glob("*.json")) == ["one.json", "three.json"]
+    assert found.code == 2
+    for part in ("2 of 3 are reproduced, got no data for two (mnist: ", "set MAECHO_DATA"):
+        assert part in found.err
 
 
 @pytest.mark.slow

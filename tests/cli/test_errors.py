@@ -58,6 +58,8 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "no column": ("reproduce table-1 --quick --out new --columns ,", ("ma-echo", "got ''")),
     "no picture": ("reproduce table-1 --quick --out new --picture a.gif", (".svg", "'a.gif'")),
     "show and do": ("reproduce table-1 --quick --out new --columns local --show", ("--show", "--columns")),
+    "all and one": ("reproduce table-1 --all", ("--all", "a name")),
+    "all and a column": ("reproduce --all --columns local", ("--all", "--columns")),
     "no such device": ("reproduce table-1 --quick --out new --device abacus", ("abacus",)),
     "no permissions": (f"{UPLOAD} --model MODULE:network --data MODULE:ann --mode 777", ("--mode", "640", "'777'")),
     "out is there": ("aggregate ann.safetensors --out bob.safetensors", ("bob.safetensors", "a new file", "--force")),

@@ -25,9 +25,16 @@ SHAPES = {
         "fc2.weight": (500, 1000),
         "fc3.weight": (10, 500),
     },
+    "cifar100-head": {"fc1.weight": (512, 1280), "fc2.weight": (100, 512)},
+    "cifar100-linear": {"fc1.weight": (100, 1280)},
+    "pacs-head": {"fc1.weight": (512, 1280), "fc2.weight": (7, 512)},
+    "pacs-linear": {"fc1.weight": (7, 1280)},
     "digits-mlp": {"fc1.weight": (100, 64), "fc2.weight": (50, 100), "fc3.weight": (10, 50)},
+    "digits-linear": {"fc1.weight": (10, 64)},
 }
-INPUTS = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "digits-mlp": (1, 8, 8)}
+INPUTS = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "digits-mlp": (1, 8, 8), "digits-linear": (1, 8, 8)}
+FEATURES = (1280,)
+"""The inputs of all others."""
 
 
 @pytest.fixture
@@ -39,7 +46,8 @@ def rng() -> torch.Generator:
 def test_weights_have_the_papers_shapes_and_images_go_through(name: str, rng: torch.Generator) -> None:
     model = build(name, rng)
     assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == SHAPES[name]
-    assert model(torch.zeros(2, *INPUTS[name])).shape == (2, 10)
+    classes = list(SHAPES[name].values())[-1][0]
+    assert model(torch.zeros(2, *INPUTS.get(name, FEATURES))).shape == (2, classes)
 
 
 def test_mlp_is_matrices_with_relu_between(rng: torch.Generator) -> None:
@@ -92,7 +100,7 @@ def test_one_generator_gives_a_new_network_each_time(rng: torch.Generator) -> No
 
 
 def test_messages(rng: torch.Generator) -> None:
-    with pytest.raises(ValueError, match="build: no network 'vgg', known are mlp, cnn, digits-mlp"):
+    with pytest.raises(ValueError, match="build: no network 'vgg', known are mlp, cnn, "):
         build("vgg", rng)
     for sizes in ((784,), (784, 0, 10)):
         message = f"mlp: sizes must be two or more positive widths, got {sizes}"

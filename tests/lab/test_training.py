@@ -57,6 +57,20 @@ def test_the_global_generator_is_left_as_it_was() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.parametrize(("steps", "examples"), [(1, 64), (3, 192), (4, 200), (5, 264), (8, 400), (11, 592)])
+def test_training_stops_after_so_many_batches(steps: int, examples: int) -> None:
+    """200 examples in batches of 64 are four batches a pass; the last one is small."""
+    model, sizes = network(), list[int]()
+    model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    LocalTraining(epochs=1, batch_size=64, steps=steps)(model, *problem(), torch.Generator().manual_seed(0))
+    assert (len(sizes), sum(sizes)) == (steps, examples)
+
+
+def test_steps_of_whole_passes_are_epochs() -> None:
+    by_steps = trained(0, LocalTraining(epochs=9, batch_size=50, steps=8))
+    assert equal(by_steps, trained(0, LocalTraining(epochs=2, batch_size=50)))
+
+
 def test_the_loss_goes_down_and_is_reported_each_epoch() -> None:
     model, seen = network(), list[tuple[int, float]]()
     x, y = problem()
@@ -79,6 +93,32 @@ def test_one_step_is_sgd_on_the_mean_cross_entropy() -> None:
     training(model, x, y, torch.Generator().manual_seed(0), lambda _, value: reported.append(value))
     torch.testing.assert_close(model.weight.detach(), W.detach() - 0.5 * (gradient + 0.1 * W.detach()))
     assert reported == [pytest.approx(loss.item(), rel=1e-5)]
+
+
+def test_epochs_are_sgd_with_momentum_in_a_new_order_each() -> None:
+    """Three epochs of four batches, the last one short, written out: v ← m v + g + λ W,  W ← W − η v."""
+    x, y = problem(100)
+    model = nn.Linear(5, 2, bias=False)
+    W, v = model.weight.detach().clone(), torch.zeros(2, 5)
+    rng = torch.Generator().manual_seed(4)
+    torch.randint(2**62, (), generator=rng)  # the seed of dropout
+    orders = [torch.randperm(100, generator=rng) for _ in range(3)]
+    assert len({tuple(order.tolist()) for order in orders}) == 3
+    for order in orders:
+        for rows in order.split(30):
+            outputs = (x[rows] @ W.T).softmax(1)
+            gradient = (outputs - nn.functional.one_hot(y[rows], 2)).T @ x[rows] / len(rows)
+            v = 0.9 * v + gradient + 0.1 * W
+            W = W - 0.2 * v
+    training = LocalTraining(epochs=3, learning_rate=0.2, momentum=0.9, batch_size=30, weight_decay=0.1)
+    training(model, x, y, torch.Generator().manual_seed(4))
+    torch.testing.assert_close(model.weight.detach(), W, rtol=1e-4, atol=1e-5)
+
+
+def test_the_defaults_are_those_of_the_tables() -> None:
+    """Who changes one changes it here too: configs rest on them."""
+    expected = "LocalTraining(epochs=10, learning_rate=0.01, momentum=0.5, batch_size=64, weight_decay=0.0)"
+    assert repr(LocalTraining()) == expected
 
 
 def test_reported_loss_weighs_the_short_last_batch_by_its_examples() -> None:

@@ -158,6 +158,11 @@ def test_uniform_when_nothing_else_is_feasible_or_better(n: int) -> None:
     np.testing.assert_allclose(capped_simplex(np.ones((n, n))), uniform, atol=1e-8)
 
 
+@pytest.mark.parametrize("slack", [-5e-13, 5e-13])
+def test_a_cap_of_one_over_n_may_be_rounded(slack: float) -> None:
+    np.testing.assert_array_equal(capped_simplex(np.diag([1.0, 2.0, 9.0]), (1 + slack) / 3), np.full(3, 1 / 3))
+
+
 def test_a_cap_above_one_is_no_cap_and_the_input_is_not_changed() -> None:
     Q = np.diag([1.0, 9.0])
     np.testing.assert_array_equal(capped_simplex(Q, np.inf), capped_simplex(Q))

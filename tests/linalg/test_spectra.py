@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -73,3 +75,131 @@ def test_of_factor_is_of_dense() -> None:
 def test_what_is_not_symmetric_and_psd_is_refused(matrix: Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Spectrum.of_dense(matrix.unsqueeze(0))
+
+
+def made(groups: int = 2, d: int = 5) -> Spectrum:
+    X = torch.randn(groups, 9, d, generator=rng(5), dtype=torch.float64)
+    return Spectrum.of_dense(X.mT @ X)
+
+
+def test_eigenvalues_descend_and_a_given_rank_is_kept() -> None:
+    one = made()
+    assert bool((one.values.diff(dim=-1) <= 0).all())
+    X = torch.randn(1, 2, 5, generator=rng(6), dtype=torch.float64)
+    A = X.mT @ X
+    assert [Spectrum.of_dense(A, rank).rank for rank in (None, 0, 1, 2, 4)] == [2, 0, 1, 2, 2]
+    torch.testing.assert_close(Spectrum.of_dense(A, 1).values, Spectrum.of_dense(A).values[:, :1])
+
+
+def test_the_group_of_the_highest_rank_decides() -> None:
+    A = torch.diag_embed(torch.tensor([[1.0, 0, 0], [3.0, 2.0, 0]]))
+    one = Spectrum.of_dense(A)
+    assert one.values.tolist() == [[1, 0], [3, 2]]
+
+
+def test_round_off_is_no_direction() -> None:
+    A = torch.diag(torch.tensor([1.0, 1e-14, 1e-17], dtype=torch.float64)).unsqueeze(0)
+    assert Spectrum.of_dense(A).rank == 2
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_matrix_may_be_off_by_the_tolerance_and_no_more(factor: float) -> None:
+    """From symmetric, and from semidefinite: TOLERANCE as a share of the largest entry."""
+    skew = torch.tensor([[[100.0, factor * 0.1], [0.0, 50.0]]])
+    negative = torch.diag_embed(torch.tensor([[100.0, -factor * 0.1]]))
+    for matrix in (skew, negative):
+        if factor > 1:
+            with pytest.raises(ValueError, match=r"symmetric|semidefinite"):
+                Spectrum.of_dense(matrix)
+        else:
+            torch.testing.assert_close(Spectrum.of_dense(matrix).dense(), matrix.double(), rtol=0, atol=0.1)
+            assert float(Spectrum.of_dense(matrix).values.min()) >= 0
+
+
+def test_float32_gives_eigenvalues_in_float64() -> None:
+    one = Spectrum.of_dense(torch.eye(3).unsqueeze(0))
+    assert (one.values.dtype, one.basis.dtype) == (torch.float64, torch.float64)
+    assert Spectrum.of_dense(torch.zeros(1, 0, 0)).rank == 0
+
+
+@pytest.mark.parametrize("columns", [1, 4, 5, 8])
+def test_a_factor_of_any_shape_gives_its_matrix(columns: int) -> None:
+    K = torch.randn(2, 5, columns, generator=rng(), dtype=torch.float64)
+    w = torch.rand(2, columns, generator=rng(1), dtype=torch.float64)
+    one = Spectrum.of_factor(K, w)
+    torch.testing.assert_close(one.dense(), (K * w.unsqueeze(-2)) @ K.mT)
+    assert one.rank == min(columns, 5)
+    assert one.complaint() is None
+
+
+def test_zero_has_no_directions() -> None:
+    zero = Spectrum.zero(2, 4)
+    assert (zero.rank, zero.width, zero.bytes, zero.rank_for(0.5)) == (0, 4, 0, 0)
+    assert torch.equal(zero.dense(), torch.zeros(2, 4, 4))
+    assert zero.complaint() is None
+    assert zero.malformed() is None
+    assert zero.energy.tolist() == []
+    assert Spectrum(torch.zeros(1, 2), torch.eye(2).unsqueeze(0)).rank_for(0.5) == 0
+
+
+def test_energy_is_the_share_of_the_trace() -> None:
+    one = Spectrum(torch.tensor([[3.0, 1.0], [2.0, 0.0]]), torch.eye(2).expand(2, 2, 2))
+    torch.testing.assert_close(one.energy, torch.tensor([5 / 6, 1.0]).double())
+    assert [one.rank_for(share) for share in (0.5, 5 / 6, 0.9, 1.0)] == [1, 1, 2, 2]
+    flat = Spectrum(torch.ones(1, 10), torch.eye(10).unsqueeze(0))
+    assert [flat.rank_for(k / 10) for k in range(1, 11)] == list(range(1, 11))
+    padded = Spectrum(torch.tensor([[1.0, 0.0]]), torch.eye(2).unsqueeze(0))
+    assert (padded.rank_for(0.999), padded.rank_for(1)) == (1, 2)
+
+
+def test_size_width_groups_and_other_eigenvalues() -> None:
+    one = made()
+    assert (one.rank, one.width, one.bytes) == (5, 5, (2 * 5 + 2 * 25) * 8)
+    swapped = one.permuted(torch.tensor([1, 0]))
+    torch.testing.assert_close(swapped.dense(), one.dense().flip(0))
+    torch.testing.assert_close(one.map(torch.sqrt).dense() @ one.map(torch.sqrt).dense(), one.dense())
+    assert one.cut(5) is one
+
+
+def test_another_dtype_is_for_the_basis_alone() -> None:
+    one = made()
+    low = one.to(dtype=torch.float32)
+    assert (low.values.dtype, low.basis.dtype) == (torch.float64, torch.float32)
+    assert low.dense().dtype == torch.float32
+    assert low.total().matrix.dtype == torch.float64
+    assert one.after(torch.ones(2, 3, 5)).dtype == torch.float32
+    turned = Spectrum(one.values, one.basis.mT.contiguous().mT)
+    assert not turned.basis.is_contiguous()
+    assert turned.to().basis.is_contiguous()
+
+
+def test_the_projector_has_eigenvalues_between_zero_and_one() -> None:
+    one = projector(Spectrum(torch.tensor([[3.0, 1.0]]), torch.eye(2).unsqueeze(0)), 1.0)
+    assert one.values.tolist() == [[0.75, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("values", "basis", "words"),
+    [
+        (torch.ones(2), torch.eye(2), r"by eigenvalues \[groups, rank\], got shape \(2,\)"),
+        (torch.ones(1, 2), torch.eye(2), r"eigenvectors .* to its eigenvalues \(1, 2\), got \(2, 2\)"),
+        (torch.ones(1, 2), torch.eye(3).unsqueeze(0), r"got \(1, 3, 3\)"),
+        (torch.ones(2, 3), torch.eye(3).unsqueeze(0), r"got \(1, 3, 3\)"),
+        (torch.ones(1, 2), torch.full((1, 2, 2), torch.nan), "finite, got NaN"),
+        (torch.tensor([[1.0, torch.inf]]), torch.eye(2).unsqueeze(0), "finite, got NaN"),
+        (torch.tensor([[1.0, -1.0]]), torch.eye(2).unsqueeze(0), "semidefinite, got the eigenvalue -1"),
+        (torch.tensor([[2.0, 1.0]]), torch.eye(2).unsqueeze(0), r"in \[0, 1\], got 2"),
+        (torch.tensor([[1.0, 0.5]]), torch.tensor([[[1.0, 0.1], [0.0, 1.0]]]), "orthonormal eigenvectors, got UᵀU off"),
+        (torch.tensor([[1.0]]), torch.tensor([[[1.02], [0.0]]]), "orthonormal eigenvectors"),
+    ],
+)
+def test_what_is_wrong_with_a_spectrum_is_said(values: Tensor, basis: Tensor, words: str) -> None:
+    one = Spectrum(values, basis)
+    assert re.search(words, str(one.malformed() or one.complaint(largest=1.0)))
+
+
+def test_what_is_right_is_not_complained_about() -> None:
+    near = torch.eye(2).unsqueeze(0) * 1.001
+    assert Spectrum(torch.tensor([[1.0, 0.5]]), near).complaint(1.0) is None
+    # A direction of eigenvalue 0 may be anything.
+    assert Spectrum(torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 5.0], [0.0, 5.0]]])).complaint(1.0) is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from maecho.lab.experiment import Cell, Experiment, settings
+from maecho.lab.columns import settings
+from maecho.lab.experiment import Cell, Experiment
 
 CLIENTS, DATA = "the clients", "the data"
 

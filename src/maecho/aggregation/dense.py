@@ -3,9 +3,10 @@
     generator:  min_G  CE(D(x), y) + λ1 L_BN(x) − λ2 ω KL(D(x) ‖ f(x)),    x = G(z),  D = mean of the clients' logits
     student:    min_f  KL(D(x) ‖ f(x))
 
-ω is 1 where the student f and the ensemble D decide differently, else 0 (Zhang et al., NeurIPS 2022). As in the release
-every epoch starts a new generator for one batch of noise, which is trained too, and of random labels. The inputs of its
-best step join a pool, and the student learns from the whole pool. No other method here trains on the server.
+ω is 1 where the student f and the ensemble D decide differently, else 0 (Zhang et al., NeurIPS 2022). As in the
+release, every epoch starts with a new generator, one batch of noise and random labels. It trains the generator and the
+noise. The inputs that they give at their best step join a pool, and the student learns from the whole pool. No other
+method here trains on the server.
 """
 
 from __future__ import annotations

@@ -8,12 +8,14 @@ are independent, the client's Fisher information is Σ xxᵀ ⊗ ggᵀ ≈ n_i (
 division keeps the Fisher information a sum over examples: a client with twice the data counts twice, where A_i ⊗ B_i
 would count it four times. With B_i = n_i I it is RegMean.
 
-Both factors of a client are damped, A_i + aI and B_i + bI: the smallest eigenvalues of A ⊗ B are products of those of A
-and B, far below what float32 statistics can tell from 0. FedLPA's release adds 1 to the means over examples, A_i / n_i
-and B_i / n_i. So every client holds on to its own weights in every direction, in proportion to n_i. Where no client has
-information the average stands, and a sure model, whose gradients are small, still counts by its inputs.
+Both factors of a client are damped: A_i + aI and B_i + bI. Without that, the smallest eigenvalues of A ⊗ B, which are
+products of small eigenvalues of A and B, could not be told from 0 in float32. FedLPA's release adds 1 to the means over
+examples, A_i / n_i and B_i / n_i. So in every direction each client pulls towards its own weights, at least in
+proportion to n_i. In directions in which no client has information, the result is the average. A model that is sure has
+small gradients, but it still counts by its inputs.
 
-There is no closed form for more than one client: `linalg/sylvester.py` solves the equation, starting from the average.
+There is no closed form for more than one client. `linalg/sylvester.py` solves the equation iteratively, starting from
+the average.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class Kronecker:
     Args:
         damping: "released" adds 1 to the means over examples. A number gives a and b as a share of the mean eigenvalue
             of A_i and of B_i.
-        ridge: a further pull towards the average, as a share of the mean eigenvalue of the damped Σ A_i ⊗ B_i / n_i. It
-            helps if inputs are so large that a damping of 1 has no effect.
+        ridge: an additional pull towards the average, as a share of the mean eigenvalue of the damped Σ A_i ⊗ B_i /
+            n_i. It helps if inputs are so large that a damping of 1 has no effect.
         weighting: "examples" takes the Fisher information as a sum over the client's examples. "uniform" divides it by
             their number, so that all clients count alike.
         tolerance: conjugate gradients stop when the residual is at most this share of the residual at the average.

@@ -2,8 +2,8 @@
 
     min_{W, V_i}  [‖(W − V_1) P_1‖², …, ‖(W − V_N) P_N‖²]    s.t. V_i as good as W_i for client i        Eq. (4)
 
-(Su, Li, Xue, Neural Networks 2023.) What is printed, what the authors released and what their equations imply differ;
-all three are here as `form`, and the released one, which reaches the paper's numbers, is the default.
+(Su, Li, Xue, Neural Networks 2023.) The printed algorithm, the authors' code and their equations differ. The option
+`form` chooses one of the three. The default is the authors' code, which reaches the paper's numbers.
 """
 
 from __future__ import annotations
@@ -48,22 +48,28 @@ class MAEcho:
     """The paper's method, in three forms.
 
     Args:
-        form: "released" (the authors' code), "printed" (Algorithm 1) or "anchored" (V_i anew from W_i in every step).
-        steps: τ. None: as released, 60, or 300 for a network with convolutions.
-        step_size: λ of the released form, η of the others. None: as released, 1.6, or 0.05 with convolutions; 0.5 for
-            the other forms, for which the paper gives none.
-        normalise: Norm, each row of a client's step at unit length. None: as released, with convolutions only.
-        mu: μ, how firmly V_i holds to what W_i does on its own data (printed and anchored forms).
-        alpha: weights of the clients: "uniform", or "qp" for Eq. (6), which prefers clients with small gradients.
+        form: "released" is the authors' code, "printed" is Algorithm 1, and "anchored" is Eq. (11), which computes V_i
+            from W_i in every step.
+        steps: τ. By default 60, or 300 for a network with convolutions, as in the release.
+        step_size: λ of the released form, η of the others. By default the released form takes 1.6, or 0.05 with
+            convolutions, as the release does. The others take 0.5, since the paper gives no value.
+        normalise: Norm. It gives every row of a step of V_i the length 1, or λ in the released form. By default only
+            the released form does so, and only with convolutions, as the release does.
+        mu: μ of the printed and anchored forms. With a larger μ, V_i stays closer to what W_i does on the client's
+            data.
+        alpha: the weights of the clients. "uniform" gives 1/N to each. "qp" solves Eq. (6), which prefers clients with
+            small gradients.
         cap: C, the largest weight that the quadratic program may give.
-        projector: "batch-mean" (the release's recursion) or "exact" (G (G + zI)⁻¹). None: as the form has it.
+        projector: "batch-mean" is the release's recursion, "exact" is G (G + zI)⁻¹. By default the released form takes
+            the recursion, the others the exact projector.
         damping: z of the exact projector, as a share of the mean eigenvalue of G.
-        solver: "iterate", or "limit" for where the iteration ends (uniform alpha, no Norm).
+        solver: "iterate" takes the steps. "limit" computes where they end, and needs uniform alpha and no Norm.
         start: W⁰: "average", "random", or the name of a client.
-        seed: of the random start.
-        head: the last layer "class-aware" (not iterated; each class's row averaged over the clients that have the
-            class) or "iterate" like the rest. None: class-aware in the released form where uploads count classes.
-        watch: called with an `Iteration` before the first step and after each.
+        seed: the seed of the random start.
+        head: what happens to the last layer. "class-aware" averages each class's row over the clients that have the
+            class, and does not iterate. "iterate" treats it as any layer. By default it is class-aware in the released
+            form if uploads count classes.
+        watch: a function. It is called with an `Iteration` before the first step and after every step.
     """
 
     guide: ClassVar[Guide] = Guide(

@@ -1,15 +1,16 @@
-"""Matched averaging: the neurons of all clients are assigned to common ones, and neurons of one assignment averaged.
+"""Matched averaging: every client's neurons are assigned to global neurons, and those with one assignment are averaged.
 
-The Beta-Bernoulli process of Yurochkin et al. (PFNM, ICML 2019): global neurons θ ~ N(0, σ0²), each client has some of
-them with noise N(0, σ²), and how many there are is up to the data. With the assignments of all other clients fixed,
-giving client j's neuron v to global neuron i, made of the neurons of m_i other clients with the sum S_i, gains
+The model is the Beta-Bernoulli process of Yurochkin et al. (PFNM, ICML 2019). Global neurons are θ ~ N(0, σ0²). Each
+client has some of them, with noise N(0, σ²). The data decide how many there are. Let the assignments of all other
+clients be fixed. Say m_i of them have a neuron at global neuron i, and these neurons have the sum S_i. To assign client
+j's neuron v to i then gains
 
     ‖(S_i + v)/σ²‖² / (1/σ0² + (m_i + 1)/σ²) − ‖S_i/σ²‖² / (1/σ0² + m_i/σ²) + 2 log(m_i / (J − m_i))
 
-and making it the k-th new one gains the same with S = 0, m = 0, and 2 log(γ/J) − 2 log k for the last term. The best
-assignment is Hungarian; clients take turns until nothing changes. Layer after layer in order of execution this is PFNM
-for fully connected networks and FedMA (Wang et al., ICLR 2020) in its one-shot form for convolutions too: layers may
-grow.
+with J clients. To make v the k-th new global neuron gains the same with S = 0 and m = 0, and with 2 log(γ/J) − 2 log k
+as the last term. The Hungarian algorithm finds the best assignment. Clients take turns until nothing changes. Layers
+are matched in order of execution, and may grow. For fully connected networks this is PFNM. With convolutions it is
+FedMA (Wang et al., ICLR 2020) in its one-shot form.
 """
 
 from __future__ import annotations
@@ -92,13 +93,13 @@ def _gains(
 class FedMA(Alignment):
     """Layer-wise matched averaging, without training between layers.
 
-    It has the options of `Alignment` but transport and metric, and these:
+    It has the options of `Alignment` except `transport` and `metric`, and these:
 
     Args:
         sigma0: σ0, the spread of the global neurons.
         sigma: σ, the spread of the clients' neurons around them.
         gamma: γ. A larger value gives the global layers more neurons.
-        growth: how many times as wide as the clients' layers a global layer may get. 1 keeps the architecture.
+        growth: the largest width of a global layer, as a multiple of the clients' width. 1 keeps the architecture.
     """
 
     guide: ClassVar[Guide] = Guide(

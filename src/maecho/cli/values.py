@@ -57,15 +57,15 @@ def permissions(text: str) -> int:
     return int(text, 8)
 
 
-def rank(text: str) -> int | float | str | None:
-    """Read a rank: a number, a share of energy, or a size as text. "all" gives None."""
+def rank(text: str) -> int | float | str | dict[str, int] | None:
+    """Read a rank: a number, one for each layer as JSON, a share of energy, or a size as text. "all" gives None."""
     if text == "all":
         return None
     try:
         number = json.loads(text)
     except ValueError:
         return text
-    return number if isinstance(number, int | float) else text
+    return number if isinstance(number, int | float | dict) else text
 
 
 def words(text: str | None) -> list[str] | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from maecho.aggregation import METHODS, EchoChain, choose, gathered_for
-from maecho.echo.fit import Regression
-from maecho.echo.simulated import Drawing
+from maecho.backbones import BACKBONES
 from maecho.errors import InputError
+from maecho.lab import columns, splits
+from maecho.lab.networks import NETWORKS
 from maecho.lab.training import LocalTraining
 
 Cell = Mapping[str, Any]
@@ -19,14 +19,14 @@ Cell = Mapping[str, Any]
 CHECKOUT = Path(__file__).resolve().parents[3] / "experiments"
 """The folder of configs and results in a checkout. An installed package has no such folder."""
 
-NOT_METHODS = ("local", "pooled", "ensemble", "echo-relay")
-"""Columns that are not in METHODS, since they need the clients' own models, and some of them the clients' data."""
-SPLIT = ("clients", "beta")
-"""The keys of a cell that say how the examples are divided among clients."""
+TRAINING = tuple(f.name for f in fields(LocalTraining))
+"""The entries by which a cell changes its training."""
 
-VIEWS = ("table", "uploads", "ladder")
+VIEWS = ("table", "uploads", "ladder", "seconds", "curves")
 """How docs/results.md can show results: a table with a row for each cell, one with a row for each column and its
-uploads, or the ladder of rounds."""
+uploads, the ladder of rounds, the seconds of each method, or accuracies over a method's steps."""
+PAPER = {"table", "row", "alias", "where", "cells", "columns", "rows", "missing"}
+"""The entries of `Experiment.paper`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,22 @@ class Document:
 
 
 @dataclass(frozen=True)
+class Features:
+    """A frozen backbone between the data and the network."""
+
+    backbone: str
+    """A row of BACKBONES."""
+    side: int = 224
+    """Images are resized to this height and width."""
+
+    def __post_init__(self) -> None:
+        if self.backbone not in BACKBONES:
+            raise ValueError(f"features: backbone must be among {', '.join(BACKBONES)}, got {self.backbone!r}")
+        if not isinstance(self.side, int) or self.side < 1:
+            raise ValueError(f"features: side must be a positive whole number, got {self.side!r}")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One config file."""
 
@@ -60,16 +76,22 @@ class Experiment:
     network: str
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
-    """What differs from row to row of the table: clients, beta, init ("same" or "different")."""
+    """What differs from row to row of the table: entries of the split (clients, beta) and of the training (steps), and
+    init ("same" or "different")."""
     methods: Mapping[str, Mapping[str, Any]]
     """Column -> method and options."""
     training: LocalTraining = field(default_factory=LocalTraining)
+    split: str = "dirichlet"
+    """How the examples are divided among clients: a row of SPLITS."""
+    features: Features | None = None
+    """The frozen backbone whose features are the network's inputs. None: the data themselves."""
     paper: Mapping[str, Any] = field(default_factory=dict)
     """Where the paper's figures are in `paper.json`.
 
-    `table`: its key there. `row`: the keys in which a cell must equal a row. `where`: what else the row must say.
-    `cells`: what a cell must say to be in that table at all. `columns`: our names of columns -> the paper's, where they
-    differ. `missing`: why cells or columns of the paper are not here.
+    `table`: its key there. `row`: the keys in which a cell must equal a row. `alias`: key -> pairs of our value and the
+    paper's, where they differ. `where`: what else the row must say. `cells`: what a cell must say to be in that table
+    at all. `columns`: our names of columns -> the paper's, where they differ. `rows`: column -> what the row must say,
+    where the paper has a row for our column. `missing`: why cells or columns of the paper are not here.
     """
     document: Document = field(default_factory=Document)
     quick: bool = False
@@ -96,6 +118,8 @@ class Experiment:
                 cells=tuple(raw["cells"]),
                 methods=raw["methods"],
                 training=LocalTraining(**raw.get("training", {})),
+                split=raw.get("split", "dirichlet"),
+                features=Features(**raw["features"]) if raw.get("features") else None,
                 paper=raw.get("paper", {}),
                 document=Document(**{key: _frozen(value) for key, value in raw.get("document", {}).items()}),
                 quick=quick,
@@ -104,6 +128,15 @@ class Experiment:
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} must describe an experiment, got a mistake at {error}") from error
         return experiment
+
+    def training_of(self, cell: Cell) -> LocalTraining:
+        """The training of a cell's clients: that of the table, with what the cell says otherwise."""
+        return replace(self.training, **{key: cell[key] for key in TRAINING if key in cell})
+
+    @staticmethod
+    def without_training(cell: Cell) -> Cell:
+        """What the cell says beside the training."""
+        return {key: value for key, value in cell.items() if key not in TRAINING}
 
     def columns_in(self, text: str) -> list[str]:
         """The columns in a list with commas. A column's own name may hold commas too."""
@@ -122,112 +155,29 @@ class Experiment:
         if unknown:
             raise ValueError(f"{unknown[0]!r}, which means nothing here")
         for cell in self.cells:
-            if cell["clients"] < 1 or not cell["beta"] > 0 or cell.get("init", "same") not in ("same", "different"):
-                raise ValueError(f"the cell {cell}: clients and beta must be positive, init same or different")
-        unknown = sorted(set(self.paper) - {"table", "row", "where", "cells", "columns", "missing"})
+            self._check_cell(cell)
+        unknown = sorted(set(self.paper) - PAPER)
         if unknown:
             raise ValueError(f"paper: {unknown[0]!r}, which means nothing here")
         for column, options in self.methods.items():
-            _check_name(column, options)
-            if options["method"] == "echo-relay":
-                protocol(options, 0)
-            elif options["method"] not in NOT_METHODS:
-                choose(**plain(options))
-            elif options.get("by", "probabilities") not in ("logits", "probabilities", "class-aware"):
-                raise ValueError(f"by must be logits, probabilities or class-aware, got {options['by']!r}")
-            unknown = sorted(set(options.get("upload", {})) - {"rank", "gaussians", "covariance", "labels"})
-            if unknown:
-                raise ValueError(f"upload may say rank, gaussians, covariance and labels, got {unknown[0]!r}")
+            columns.check(column, options)
+            if options.get("network", self.network) not in NETWORKS:
+                raise ValueError(f"network must be among {', '.join(NETWORKS)}, got {options['network']!r}")
 
-
-def _check_name(column: str, options: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the column's name fits: a method's own name is only for its defaults, and a column that
-    changes an option must have another name."""
-    method = options["method"]
-    if changes(options):
-        if column in (*METHODS, *NOT_METHODS):
-            listed = ", ".join(changes(options))
-            raise ValueError(f"the column {column!r}, which sets {listed}: only the defaults go by that name")
-    elif column != method:
-        raise ValueError(f"the column {column!r}: {method} with its defaults must be called {method!r}")
-
-
-def changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a column sets to another value than the default."""
-    plain_settings = settings({"method": options["method"]})
-    return {
-        key: value
-        for key, value in options.items()
-        if key == "upload"
-        or (key != "method" and settings({"method": options["method"], key: value}) != plain_settings)
-    }
-
-
-def split_of(cell: Cell) -> dict[str, Any]:
-    """The entries of a cell that say how the examples are divided."""
-    return {key: cell[key] for key in SPLIT if key in cell}
+    def _check_cell(self, cell: Cell) -> None:
+        splits.check(self.split, cell)
+        if cell.get("init", "same") not in ("same", "different"):
+            raise ValueError(f"the cell {dict(cell)}: init must be same or different")
+        known = (*splits.SPLITS[self.split].keys, "init", *TRAINING)
+        unknown = sorted(set(cell) - set(known))
+        if unknown:
+            raise ValueError(f"the cell {dict(cell)}: {unknown[0]!r}, known are {', '.join(known)}")
+        self.training_of(cell)
 
 
 def _frozen(value: Any) -> Any:
     """A list from TOML as a tuple, which a frozen dataclass needs."""
     return tuple(value) if isinstance(value, list) else value
-
-
-def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A column's method and its options, without the entry `upload`, which says how its uploads are made."""
-    return {key: value for key, value in options.items() if key != "upload"}
-
-
-def protocol(options: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The arguments of `relay` for a column of echo-relay: its rounds, its Regression, and, unless real data are asked
-    at every layer, its Drawing, with this seed if the column sets none."""
-    given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
-    rounds = options.get("rounds", "all")
-    of_drawing = {f.name: given.pop(f.name) for f in fields(Drawing) if f.name in given}
-    found = {"rounds": rounds, "regression": Regression(**given)}
-    if rounds != "all":
-        return {**found, "drawing": Drawing(**{"seed": seed, **of_drawing})}
-    if of_drawing:
-        raise ValueError(f"{next(iter(of_drawing))!r}: with rounds='all' no inputs are drawn")
-    return found
-
-
-def drawn_by(options: Mapping[str, Any]) -> str | None:
-    """A text of everything that decides how a column fits stages at drawn inputs. Columns with equal texts share these
-    stages.
-
-    None if the column has no such stages.
-    """
-    if options["method"] == "echo-chain":
-        found = choose(**plain(options))[1]
-        assert isinstance(found, EchoChain)
-        return repr((*found.parts(), options.get("upload")))
-    if options["method"] != "echo-relay" or options.get("rounds", "all") == "all":
-        return None
-    arguments = protocol(options, Drawing.seed)
-    return repr((arguments["regression"], arguments["drawing"], options.get("upload")))
-
-
-def gathered(options: Mapping[str, Any]) -> frozenset[str]:
-    """The statistics that a column's uploads must carry."""
-    if options["method"] == "echo-relay":
-        drawing = protocol(options, Drawing.seed).get("drawing")
-        return frozenset() if drawing is None else drawing.needs | drawing.uses
-    return frozenset() if options["method"] in NOT_METHODS else gathered_for(choose(**plain(options))[1])
-
-
-def settings(options: Mapping[str, Any]) -> str:
-    """A column's method with its defaults filled in. So a changed default counts as another setting.
-
-    The seed of a method that draws is that of the run, unless the column sets it, so it shows as the default.
-    """
-    if options["method"] == "echo-relay":
-        found = repr(protocol(options, Drawing.seed))
-    elif options["method"] == "ensemble":
-        found = repr({"method": "ensemble", "by": "probabilities", **plain(options)})
-    else:
-        found = repr(plain(options) if options["method"] in NOT_METHODS else choose(**plain(options))[1])
-    return f"{found}, upload {dict(options['upload'])}" if "upload" in options else found
 
 
 def folder() -> Path:

@@ -46,10 +46,40 @@ def digits_mlp() -> nn.Sequential:
     return mlp((64, 100, 50, 10))
 
 
+def digits_linear() -> nn.Sequential:
+    """A single layer for 8x8 digits."""
+    return mlp((64, 10))
+
+
+def cifar100_head() -> nn.Sequential:
+    """Two fully connected layers on MobileNetV2's 1,280 features, for the 100 classes of CIFAR-100."""
+    return mlp((1280, 512, 100))
+
+
+def cifar100_linear() -> nn.Sequential:
+    """A single layer on the same features."""
+    return mlp((1280, 100))
+
+
+def pacs_head() -> nn.Sequential:
+    """Two fully connected layers on MobileNetV2's 1,280 features, for the 7 classes of PACS."""
+    return mlp((1280, 512, 7))
+
+
+def pacs_linear() -> nn.Sequential:
+    """A single layer on the same features."""
+    return mlp((1280, 7))
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
+    "cifar100-head": cifar100_head,
+    "cifar100-linear": cifar100_linear,
+    "pacs-head": pacs_head,
+    "pacs-linear": pacs_linear,
     "digits-mlp": digits_mlp,
+    "digits-linear": digits_linear,
 }
 
 

@@ -1,7 +1,7 @@
 """How the examples of one data set are divided among clients.
 
-A part is one client's array of indices. The paper's one-shot experiments use `dirichlet`, its multi-round ones
-`by_classes`.
+A part is one client's array of indices. The paper's one-shot experiments use `dirichlet`, those with shifted domains
+`by_groups`, those that draw images `by_labels`, and its multi-round ones `by_classes`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from jaxtyping import Bool, Float, Int
     from numpy.typing import ArrayLike
 
@@ -27,11 +29,12 @@ def dirichlet(
     min_size: int = 10,
     max_tries: int = 1_000_000,
 ) -> list[np.ndarray]:
-    """Share every class out by proportions p ~ Dir(β·1): the smaller β, the fewer clients a class reaches.
+    """Divide every class among clients by proportions p ~ Dir(β·1). With a smaller β fewer clients get a class.
 
-    The rule of Yurochkin et al. (2019) and of the MA-Echo release. For each class in order, draw p; a client that
-    already holds its fair share n/clients gets 0 of it and the rest of p is renormalised; the class is cut at
-    floor(cumsum(p)·n_c). The whole draw is repeated until every client holds at least `min_size` examples.
+    The rule is that of Yurochkin et al. (2019) and of the MA-Echo release. It draws p for one class after the other. A
+    client that already holds its fair share, n/clients examples, gets nothing of the class, and the rest of p is
+    renormalised. The class of n_c examples is cut at floor(cumsum(p)·n_c). The whole draw is repeated until every
+    client holds at least `min_size` examples.
 
     The last condition needs only counts. So tries are made on counts, many at once, and the first one that passes is
     kept, which gives the same distribution as trying one after the other. Indices are shuffled and cut once, at the
@@ -97,6 +100,57 @@ def by_classes(labels: ArrayLike, clients: int, classes_per_client: int, rng: np
     return [rng.permutation(np.concatenate(part)) for part in parts]
 
 
+def by_groups(groups: ArrayLike, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Divide examples by their origin: a writer, a hospital, a domain.
+
+    If there are as many groups as clients or more, every group goes to one client as a whole: in random order, each to
+    the client with the fewest examples so far. If there are fewer, every client sees one group: groups are divided
+    evenly among as many clients each as possible, the largest ones among one more.
+    """
+    groups = _as_labels("by_groups", groups)
+    values, sizes = np.unique(groups, return_counts=True)
+    if clients < 1:
+        raise ValueError(f"by_groups: clients must be at least 1, got {clients}")
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    if len(values) >= clients:
+        held = np.zeros(clients, dtype=np.int64)
+        for g in rng.permutation(len(values)):
+            smallest = int(held.argmin())
+            parts[smallest].append(np.flatnonzero(groups == values[g]))
+            held[smallest] += sizes[g]
+    else:
+        holders = np.full(len(values), clients // len(values))
+        holders[np.argsort(-sizes, kind="stable")[: clients % len(values)]] += 1
+        client = 0
+        for value, size, number in zip(values, sizes, holders, strict=True):
+            if size < number:
+                raise ValueError(f"by_groups: group {value} has {size} examples, too few for its {number} clients")
+            for piece in np.array_split(rng.permutation(np.flatnonzero(groups == value)), number):
+                parts[client].append(piece)
+                client += 1
+    return [rng.permutation(np.concatenate(part)) for part in parts]
+
+
+def by_labels(labels: ArrayLike, sets: Sequence[Collection[int]], rng: np.random.Generator) -> list[np.ndarray]:
+    """Give client i the examples of the labels `sets[i]`. A label that several clients list is divided evenly among
+    them. Examples of labels that nobody lists go unused."""
+    labels = _as_labels("by_labels", labels)
+    if not sets or not all(len(one) for one in sets):
+        raise ValueError(f"by_labels: every client must have one label or more, got {[list(one) for one in sets]}")
+    parts: list[list[np.ndarray]] = [[] for _ in sets]
+    for label in sorted({label for one in sets for label in one}):
+        holding = [client for client, one in enumerate(sets) if label in one]
+        indices = rng.permutation(np.flatnonzero(labels == label))
+        if len(indices) < len(holding):
+            raise ValueError(
+                f"by_labels: label {label} has {len(indices)} examples, too few for the {len(holding)} clients that "
+                "list it"
+            )
+        for client, piece in zip(holding, np.array_split(indices, len(holding)), strict=True):
+            parts[client].append(piece)
+    return [rng.permutation(np.concatenate(part)) for part in parts]
+
+
 def class_counts(labels: ArrayLike, parts: list[np.ndarray], classes: int) -> Int[np.ndarray, "clients classes"]:
     """How many examples of class 0, 1, ... each part holds."""
     labels = _as_labels("class_counts", labels)
@@ -138,7 +192,7 @@ def _accepted_cuts(
 def _try_cuts(
     sizes: Int[np.ndarray, " classes"], clients: int, beta: float, rng: np.random.Generator, tries: int
 ) -> Int[np.ndarray, "tries classes clients"]:
-    """Independent tries of the rule: client k gets of class c what lies between cuts k-1 and k."""
+    """Independent tries of the rule. Of class c, client k gets the examples between cut k-1 and cut k."""
     fair_share = sizes.sum() / clients
     held = np.zeros((tries, clients), dtype=np.int64)
     cuts = np.empty((tries, len(sizes), clients), dtype=np.int64)

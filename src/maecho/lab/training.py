@@ -27,6 +27,8 @@ class LocalTraining:
     momentum: float = 0.5
     batch_size: int = 64
     weight_decay: float = 0.0
+    steps: int | None = None
+    """Stop after so many batches, in as many epochs as that takes. None: after `epochs`."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -39,6 +41,9 @@ class LocalTraining:
             raise ValueError(f"LocalTraining: batch_size must be at least 1, got {self.batch_size}")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ValueError(f"LocalTraining: weight_decay must be finite and not negative, got {self.weight_decay}")
+
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"LocalTraining: steps must be at least 1, got {self.steps}")
 
     def __call__(
         self,
@@ -70,12 +75,16 @@ class LocalTraining:
             parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
         model.train()
+        a_pass = -(-len(y) // self.batch_size)
+        steps = self.epochs * a_pass if self.steps is None else self.steps
+        epochs = -(-steps // a_pass)
         with global_seed(int(torch.randint(2**62, (), generator=rng)), device):
-            for epoch in range(1, self.epochs + 1):
-                loss = self._epoch(model, optimizer, x, y, torch.randperm(len(y), generator=rng).to(device))
+            for epoch in range(1, epochs + 1):
+                order = torch.randperm(len(y), generator=rng)[: (steps - (epoch - 1) * a_pass) * self.batch_size]
+                loss = self._epoch(model, optimizer, x, y, order.to(device))
                 if not math.isfinite(loss):
                     raise FloatingPointError(
-                        f"LocalTraining: the loss must stay finite, got {loss} in epoch {epoch} of {self.epochs}; "
+                        f"LocalTraining: the loss must stay finite, got {loss} in epoch {epoch} of {epochs}; "
                         f"lower learning_rate={self.learning_rate} or momentum={self.momentum}"
                     )
                 if on_epoch is not None:
@@ -95,4 +104,4 @@ class LocalTraining:
             optimizer.step()
             # The sum stays on the device: to read it here would make a GPU wait after every step.
             total += loss.detach() * len(labels)
-        return float(total) / len(y)
+        return float(total) / len(order)

@@ -9,9 +9,9 @@ With P_i = U_i diag(s_i) U_iᵀ everything that differs between clients lives in
 
     W = W⁰ − H Uᵀ,    V_i = c W_i + S + L_i U_iᵀ,    S = σ W⁰ − F Uᵀ
 
-with scalars c, σ and matrices H, F, L of one column for each of U. An iteration needs (W − V_i) U_i, which follows from
-UᵀU without ever touching N dense matrices. Where each client's step is normalised (Norm) the V_i
-part ways and are kept one by one.
+with scalars c, σ and matrices H, F, L that have as many columns as U. An iteration needs (W − V_i) U_i. UᵀU is enough
+to compute it, so an iteration touches no dense matrix of a client. If each client's step is normalised (Norm), the V_i
+no longer have this form, and every V_i is kept by itself.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Coefficients:
     hold: float
     """ρ"""
     anchored: bool = False
-    """V_i anew from W_i in every step, instead of from the last V_i."""
+    """Every step computes V_i from W_i, as Eq. (11) does, and not from the last V_i."""
     normalised: bool = False
-    """Norm: rows of each client's step have length κ."""
+    """Norm: every row of a client's step has length κ."""
     alpha: Alpha | None = None
-    """None: 1/N."""
+    """Computes the α_i. None: every α_i is 1/N."""
 
 
 class Iterates(Protocol):
@@ -126,10 +126,11 @@ class Columns:
 
 
 class SharedIterates:
-    """W and all V_i in the columns of U.
+    """W and all V_i, held as coefficients of the columns of U.
 
-    The gap E_i = (W − V_i) U_i has a recursion of its own, so an iteration is one product with UᵀU: a pull takes
-    pull UᵀU from W U, and following multiplies every column of the gap by (1 − κ) + ρ s.
+    Each step computes the gap E_i = (W − V_i) U_i from the last gap, so an iteration needs only one product with UᵀU.
+    The pull lowers the gap of every client by Σ_j ω_j E_j diag(s_j) U_jᵀ U_i. Following W then multiplies each of its
+    columns by (1 − κ) + ρ s.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class SharedIterates:
         self._coefficients, self._local = coefficients, local
         self._U = Columns(spectra, start.dtype)
         self._W0, self._mean = start, sum(local[1:], local[0]) / len(local)
-        # What is changed in place below is memory of its own.
+        # Steps change these tensors in place, so nothing else may share their memory.
         self._gap = self._U.into(start) - self._U.each(local)
         self._H, self._F, self._L = (torch.zeros_like(self._gap) for _ in range(3))
         self._c, self._sigma = 1.0, 0.0
@@ -183,7 +184,7 @@ class SharedIterates:
 
 
 class SeparateIterates:
-    """Every V_i by itself, as Norm needs."""
+    """W and all V_i as dense matrices. Norm needs this."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where MA-Echo's iterations end, in closed form: one solve a layer, and only sums over clients.
+"""The point where MA-Echo's iterations end, in closed form. It takes one solve a layer, and only sums over clients.
 
 With uniform α and no Norm the steps of `iteration.py` are linear and keep W + (ω/N) Σ V_i (K_i − P_i) constant,
 where K_i = P_i (κI − ρP_i)⁻¹ and ω is the pull. All V_i end at W, so
@@ -21,7 +21,8 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal, Total, add_into
 
 CLOSEST = 1e-9
-"""How near to 1 an eigenvalue of a projector may come. At 1 K is infinite: the layer must be exactly this client's."""
+"""κ − ρs is at least this share of κ. If it were 0, K would be infinite, and the merged layer would have to do exactly
+what this client's layer does along that direction."""
 
 
 class Limit:

@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from maecho.linalg.finite import is_finite
 from maecho.linalg.symmetric import TOLERANCE, Dense, Diagonal, eigenvalue_complaint
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+
+AT_ONCE = 2**22
+"""How many numbers of a basis are looked at together. Checking a basis takes memory for so many in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,26 +137,40 @@ class Spectrum:
         if self.basis.dim() != 3 or self.basis.shape[::2] != values:
             got = tuple(self.basis.shape)
             return f"given by eigenvectors [groups, inputs, rank] to its eigenvalues {values}, got {got}"
+        if self.rank > self.width:
+            return f"given by at most {self.width} eigenvectors, one for each input, got {self.rank}"
         return None
 
     def complaint(self, largest: float = float("inf")) -> str | None:
         """What is wrong with its values, in words that complete "… must be"; None if nothing is.
 
-        A few fixed vectors test whether the basis is orthonormal. That costs no more than one product.
+        A few fixed vectors test whether the basis is orthonormal. That costs no more than one product. It looks at a
+        few rows of the basis at a time.
         """
-        if not self.basis.isfinite().all():
+        if not is_finite(self.basis):
             return "finite, got NaN or infinity"
         wrong = eigenvalue_complaint(self.values, largest)
         if wrong or self.rank == 0:
             return wrong
-        U = self.basis.double()
-        used = (self.values > 0).unsqueeze(-1)  # the direction of an eigenvalue 0 does not matter
         probe = torch.randn(self.rank, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        probe = probe.to(U) * used
-        error = float((U.mT @ (U @ probe) - probe).abs().where(used, torch.zeros(1).to(U)).max())
+        probe = probe.to(self.values.device)
+        groups = max(1, AT_ONCE // (self.width * self.rank))
+        pairs = zip(self.values.split(groups), self.basis.split(groups), strict=True)
+        error = max(_off_orthonormal(values, basis, probe) for values, basis in pairs)
         if error > TOLERANCE * 10:
             return f"given by orthonormal eigenvectors, got UᵀU off by {error:.3g}"
         return None
+
+
+def _off_orthonormal(values: Float[Tensor, "g r"], basis: Float[Tensor, "g d r"], probe: Float[Tensor, "r n"]) -> float:
+    """The largest entry of (UᵀU − I) probe. The direction of an eigenvalue 0 does not matter."""
+    used = (values > 0).unsqueeze(-1)
+    wanted = probe * used
+    found = torch.zeros_like(wanted)
+    for rows in basis.split(max(1, AT_ONCE // (len(basis) * len(probe))), dim=1):
+        U = rows.double()
+        found += U.mT @ (U @ wanted)
+    return float((found - wanted).abs().where(used, found.new_zeros(1)).max())
 
 
 def projector(gram: Spectrum | Diagonal, z: float) -> Spectrum | Diagonal:

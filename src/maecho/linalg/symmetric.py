@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from maecho.linalg.finite import is_finite
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -240,7 +242,7 @@ def eigenvalues(A: Float[Tensor, "g d d"]) -> tuple[Float[Tensor, "g d"], Float[
 
 def eigenvalue_complaint(values: Tensor, largest: float) -> str | None:
     """What is wrong with eigenvalues, in words that complete "… must be"; None if nothing is."""
-    if not values.isfinite().all():
+    if not is_finite(values):
         return "finite, got NaN or infinity"
     if not values.numel():
         return None

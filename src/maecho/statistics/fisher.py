@@ -17,6 +17,7 @@ from torch import Tensor
 
 from maecho import devices
 from maecho.errors import UploadError
+from maecho.linalg.finite import is_finite
 from maecho.linalg.symmetric import add_into
 from maecho.network import kinds
 from maecho.network.layers import Layer, complete
@@ -58,7 +59,7 @@ class FisherDiagonal(Statistic):
                 got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
                 raise UploadError(f"{what} must have its weight's shape {tuple(weights[name].shape)}, got {got}")
             check_real(what, found)
-            if not found.isfinite().all():
+            if not is_finite(found):
                 raise UploadError(f"{what} must be finite, got NaN or infinity")
             if found.numel() and float(found.min()) < 0:
                 raise UploadError(f"{what} must not be negative, got {float(found.min()):.3g}")

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
+from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import NO_CLASS, Covariance, Gaussians, nearer_to_diagonal
 from maecho.linalg.scatter import Scatter
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import eigenvalues
 from maecho.network.forward import Pass
 from maecho.privacy import NoisySums
-from maecho.statistics.parts import check_real, is_whole
+from maecho.statistics.parts import GAUSSIANS, check_real, is_whole
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Moments(Statistic):
         "The average raw input of every class and how inputs vary around it. For aligned images the averages are "
         "recognisable pictures. An average of one example is that example."
     )
-    kind = Gaussians
+    kind = GAUSSIANS
     by_default = additive = of_inputs = private = True
 
     def gatherer(self, setting: Setting) -> Gatherer:
@@ -87,7 +88,7 @@ def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
     if not isinstance(value, Gaussians):
         raise UploadError(f"{client}: class moments{of} must be Gaussians, got {type(value).__name__}")
     check_real(f"{client}: class means and variances{of}", value.means, value.residual)
-    if not value.means.isfinite().all():
+    if not is_finite(value.means):
         raise UploadError(f"{client}: class means{of} must be finite, got NaN or infinity")
     if not is_whole(value.counts) or not is_whole(value.classes):
         got = ", ".join(str(tensor.dtype) for tensor in (value.classes, value.counts))
@@ -111,8 +112,8 @@ def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
         wrong = covariance.complaint()
         if wrong:
             raise UploadError(f"{client}: class covariances{of} must be {wrong}")
-    if value.residual is not None and not bool((value.residual.isfinite() & (value.residual >= 0)).all()):
-        low = float(value.residual.min())
+    low = 0.0 if value.residual is None or not value.residual.numel() else float(value.residual.min())
+    if value.residual is not None and not (is_finite(value.residual) and low >= 0):
         raise UploadError(f"{client}: the residual class variances{of} must be finite and not negative, got {low:.3g}")
 
 
@@ -234,7 +235,7 @@ def centres(x: Float[Tensor, "n d"], k: int) -> Float[Tensor, "m d"]:
     try:
         from sklearn.cluster import KMeans
     except ImportError as error:
-        raise ValueError(
+        raise InputError(
             "several Gaussians for one class need scikit-learn, got none: pip install scikit-learn"
         ) from error
     different = len(x.unique(dim=0))

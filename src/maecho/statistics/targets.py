@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho.errors import UploadError
+from maecho.linalg.finite import is_finite
 from maecho.linalg.symmetric import TOLERANCE
 from maecho.network import kinds
 from maecho.network.forward import Pass, check_labels
@@ -47,9 +48,9 @@ class Targets(Statistic):
             got = tuple(value.shape) if isinstance(value, Tensor) else value
             raise UploadError(f"{client}: targets must be {expected}, classes by inputs of the head, got {got}")
         check_real(f"{client}: targets", value)
-        if not value.isfinite().all():
+        if not is_finite(value):
             raise UploadError(f"{client}: targets must be finite, got NaN or infinity")
-        counted = float(value.double()[:, -1].sum())
+        counted = float(value[:, -1].double().sum())
         if head.bias is not None and not math.isclose(counted, carrier.examples, rel_tol=TOLERANCE):
             raise UploadError(
                 f"{client}: targets must count its {carrier.examples} examples in the column of the bias, "

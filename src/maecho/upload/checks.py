@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from maecho.errors import UploadError
+from maecho.linalg.finite import is_finite
 from maecho.statistics import STATISTICS
 from maecho.upload import header
 
@@ -23,7 +24,7 @@ def weights(upload: Upload) -> None:
             raise UploadError(f"{upload.client}: weight {name!r} must be a tensor, got {type(tensor).__name__}")
     header.check_architecture(upload.client, upload.weights, upload.layers, upload.head, upload.aliases)
     for name, tensor in upload.weights.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if tensor.is_floating_point() and not is_finite(tensor):
             raise UploadError(f"{upload.client}: weight {name!r} must be finite, got NaN or infinity")
 
 

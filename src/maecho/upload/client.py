@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ def make_upload(
     batches: Iterable[Any],
     client: str,
     statistics: Iterable[str] | None = None,
-    rank: int | float | str | None = "4x",
+    rank: int | float | str | Mapping[str, int] | None = "4x",
     progress: bool | None = None,
     labels: Labels = "expected",
     generator: torch.Generator | None = None,
@@ -51,10 +51,10 @@ def make_upload(
             (one number for each weight, so as large as the weights) and "gradients" (one matrix for each layer). The
             last two need backward passes. With privacy only "moments" and "classes" can be sent, and they are the
             default.
-        rank: how far Grams, projectors and covariances are cut. It may be a number of directions (64), a share of their
-            energy (0.999), a size for the whole upload, or None for no cut. A size is "5 MB", or "3x" the size of what
-            cannot be cut: weights, counts, class means, "fisher" and "targets". A size keeps the largest share of
-            energy that fits.
+        rank: how far Grams, projectors and covariances are cut. It may be a number of directions (64), one for each
+            layer ({"fc1": 64}; what is not named stays whole), a share of their energy (0.999), a size for the whole
+            upload, or None for no cut. A size is "5 MB", or "3x" the size of what cannot be cut: weights, counts, class
+            means, "fisher" and "targets". A size keeps the largest share of energy that fits.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         labels: the labels for the gradients of "fisher" and "gradients". "expected" averages over the model's own
             predictions: it is exact, takes one backward pass for each class, and needs no labels. "sampled" takes one
@@ -78,6 +78,8 @@ def make_upload(
     promise = {} if privacy is None else {"privacy": privacy.recipe()}
     rule = size.parse(rank)
     architecture = layers.read(model)
+    if isinstance(rule, size.ByLayer):
+        rule.check(layer.name for layer in architecture.layers.values())
     if architecture.unknown:
         warnings.warn(
             "these are averaged without statistics, since maecho cannot read them as matrices: "
@@ -103,7 +105,7 @@ def make_upload(
         statistics=gathered.values,
         recipe={
             "statistics": [statistic.name for statistic in wanted],
-            "rank": rank,
+            "rank": dict(rank) if isinstance(rank, Mapping) else rank,
             **{statistic.name: statistic.recipe(options) for statistic in wanted},
             "not_sent": not_sent,
             "unknown": list(architecture.unknown),

@@ -1,14 +1,14 @@
-"""Cuts an upload's statistics: to a rank, to a share of energy, or to a size for the whole upload."""
+"""Cuts an upload's statistics: to a rank, a rank for each layer, a share of energy, or a size for the whole upload."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from maecho import devices
-from maecho.errors import InputError, UploadError
+from maecho.errors import InputError
 from maecho.formatting import bytes_of
 from maecho.linalg.spectra import Spectrum
 from maecho.statistics import STATISTICS
@@ -38,10 +38,32 @@ class Size:
     times: bool
 
 
-def parse(rank: int | float | str | None) -> Rank | Share | Size:
-    """Read a rule from 64, 0.999, "3x", "5 MB" or None."""
+@dataclass(frozen=True)
+class ByLayer:
+    """Keeps in these layers at most so many directions, and all in the others."""
+
+    directions: Mapping[str, int]
+
+    def check(self, layers: Iterable[str]) -> None:
+        """Raise InputError unless it speaks of these layers alone."""
+        known = list(dict.fromkeys(layers))
+        for name in self.directions:
+            if name not in known:
+                raise InputError(f"rank must name layers of the network ({', '.join(known)}), got {name!r}")
+
+
+Rule = Rank | Share | Size | ByLayer
+
+
+def parse(rank: int | float | str | Mapping[str, int] | None) -> Rule:
+    """Read a rule from 64, 0.999, "3x", "5 MB", {"fc1": 64} or None."""
     if rank is None:
         return Share(1.0)
+    if isinstance(rank, Mapping) and rank:
+        for layer, directions in rank.items():
+            if isinstance(directions, bool) or not isinstance(directions, int) or directions < 0:
+                raise InputError(f"rank of {layer!r} must be a whole number, at least 0, got {directions!r}")
+        return ByLayer(dict(rank))
     if isinstance(rank, str):
         times = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*x\s*", rank)
         if times:
@@ -54,11 +76,12 @@ def parse(rank: int | float | str | None) -> Rank | Share | Size:
     elif isinstance(rank, float) and 0 < rank <= 1:
         return Share(rank)
     raise InputError(
-        f'rank must be a whole number, a share of energy in (0, 1], a size like "3x" or "5 MB", or None, got {rank!r}'
+        'rank must be a whole number, one for each layer, a share of energy in (0, 1], a size like "3x" or "5 MB", or '
+        f"None, got {rank!r}"
     )
 
 
-def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
+def cut(upload: Upload, rule: Rule) -> Upload:
     """The same upload with its statistics cut, and in the precision of its weights (at least float32)."""
     dtype = devices.float32_or_finer(upload.weights.values())
     values = {name: STATISTICS[name].at(value, dtype) for name, value in upload.statistics.items()}
@@ -69,12 +92,28 @@ def cut(upload: Upload, rule: Rank | Share | Size) -> Upload:
     elif isinstance(rule, Share):
         rank = lambda spectrum: spectrum.rank_for(rule.share)  # noqa: E731
     else:
-        ranks, keep_variances = _ranks_that_fit(upload, values, rule)
+        if isinstance(rule, ByLayer):
+            ranks = _ranks_by_layer(upload, values, rule)
+        else:
+            ranks, keep_variances = _ranks_that_fit(upload, values, rule)
         rank = lambda spectrum: ranks.get(id(spectrum), spectrum.rank)  # noqa: E731
     return replace(
         upload,
         statistics={name: STATISTICS[name].cut(value, rank, keep_variances) for name, value in values.items()},
     )
+
+
+def _ranks_by_layer(upload: Upload, values: Mapping[str, Any], rule: ByLayer) -> dict[int, int]:
+    """The ranks (id of a spectrum -> rank) of all statistics that have a matrix for each layer."""
+    rule.check(layer.name for layer in upload.layers)
+    return {
+        id(spectrum): directions
+        for name, value in values.items()
+        if isinstance(value, Mapping)
+        for layer, directions in rule.directions.items()
+        if layer in value
+        for spectrum in STATISTICS[name].spectra({layer: value[layer]})
+    }
 
 
 def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tuple[dict[int, int], bool]:
@@ -89,7 +128,7 @@ def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tu
     fixed += sum(STATISTICS[name].bytes(value) for name, value in values.items()) - sum(map(_bytes, groups))
     room = size.amount * fixed if size.times else size.amount
     if fixed > room:
-        raise UploadError(
+        raise InputError(
             f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
         )
     room -= fixed

@@ -101,6 +101,28 @@ def test_one_line_of_another_network_trains_nobody(tmp_path: Path, training: kno
     assert training.count == 3
 
 
+MADE_BY = {
+    "a step of training": ("maecho.lab.training", "loss.backward()", "(2 * loss).backward()"),
+    "the initial weights": ("maecho.lab.networks", "torch.randint(2**62, ()", "torch.randint(2**61, ()"),
+    "what is trained on": (
+        "maecho.lab.harness.clients",
+        "    training(model, x, y,",
+        "    training(model, x[1:], y[1:],",
+    ),
+}
+
+
+@pytest.mark.parametrize("line", MADE_BY)
+def test_one_line_of_how_clients_are_made_trains_them_again(
+    tmp_path: Path, training: known.Training, edit: Edit, line: str
+) -> None:
+    again(tmp_path)
+    edit(*MADE_BY[line])
+    said, _ = again(tmp_path)
+    assert [one[:2] for one in said.values()] == [["again", "measured"]] * 3
+    assert training.count == 6, "none is taken from the cache"
+
+
 def test_training_otherwise_trains_again(tmp_path: Path, training: known.Training) -> None:
     again(tmp_path)
     longer = replace(KNOWN, training=replace(KNOWN.training, epochs=11))

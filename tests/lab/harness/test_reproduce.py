@@ -14,7 +14,8 @@ import torch
 
 from maecho import InputError, make_upload, relay
 from maecho.lab import data, experiment, networks
-from maecho.lab.experiment import Experiment, settings
+from maecho.lab.columns import settings
+from maecho.lab.experiment import Experiment
 from maecho.lab.harness.clients import batch_size
 from maecho.lab.harness.columns import code_of
 from maecho.lab.harness.results import results_path
@@ -245,7 +246,7 @@ def test_what_a_client_uploads_is_counted(tmp_path: Path) -> None:
 def test_projectors_are_those_of_one_batch_at_a_time(size: int) -> None:
     """The results do not depend on how many examples are gathered at once."""
     model, digits = networks.build("digits-mlp", torch.Generator().manual_seed(0)), data.digits()
-    at_once = batch_size(replace(ONE, training=replace(ONE.training, batch_size=size)))
+    at_once = batch_size(replace(ONE.training, batch_size=size))
     assert at_once >= size
     one, other = (
         make_upload(model, data.batches(digits.x_train, digits.y_train, n), "ann", ["projector"], rank=None)

@@ -101,7 +101,7 @@ def test_a_table_is_one_config_and_its_results(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("right", "wrong", "part"),
     [
-        ("shows = [", 'shows = ["pie", ', "shows must be among table, uploads, ladder, got 'pie'"),
+        ("shows = [", 'shows = ["pie", ', "shows must be among table, uploads, ladder, seconds, curves, got 'pie'"),
         ("order", "odor", "odor"),
     ],
 )

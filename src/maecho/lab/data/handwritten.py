@@ -26,8 +26,8 @@ _MNIST_SOURCE = (
 _QMNIST_SOURCE = "github.com/facebookresearch/qmnist"
 _USPS_SOURCE = "the libsvm data sets (usps, usps.t), as uint8 arrays x_train, y_train, x_test, y_test"
 _CLASS, _WRITER = 0, 2
-"""Columns of QMNIST's labels. All are: digit, partition of NIST, writer, how many-th of that writer, class in NIST,
-position in NIST, duplicate, unused."""
+"""The columns of QMNIST's labels that are read. The eight columns are: digit, partition of NIST, writer, index of the
+digit among those of that writer, class in NIST, position in NIST, duplicate, unused."""
 
 
 def digits() -> Dataset:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +19,9 @@ from torch import nn
 
 from maecho import disk
 from maecho.errors import InputError
-from maecho.lab import data, networks, partition
+from maecho.lab import data, networks, partition, splits
 from maecho.lab.experiment import Cell, Experiment
+from maecho.lab.harness.cache import cache_folder, digest, weights_digest
 from maecho.lab.harness.code import Code
 from maecho.lab.harness.machine import machine, versions
 from maecho.lab.harness.streams import Streams
@@ -60,8 +58,12 @@ class Cohort:
     @classmethod
     def of(cls, experiment: Experiment, cell: Cell, seed: int, dataset: data.Dataset) -> Cohort:
         rng = Streams.of(experiment, cell, seed).partition()
-        parts = partition.dirichlet(dataset.y_train.numpy(), cell["clients"], cell["beta"], rng)
+        parts = splits.SPLITS[experiment.split].divide(dataset, cell, rng)
         return cls(experiment, cell, seed, dataset, parts)
+
+    @property
+    def training(self) -> LocalTraining:
+        return self.experiment.training_of(self.cell)
 
     @property
     def streams(self) -> Streams:
@@ -80,7 +82,7 @@ class Cohort:
 
     @property
     def made_of(self) -> str:
-        """Hash of everything that decides what the clients are. Methods do not."""
+        """A hash of everything that the clients' data and models depend on. The methods are no part of it."""
         return digest(*(self._identity(client) for client in range(len(self.parts))))
 
     def pooled(self) -> Cohort:
@@ -100,7 +102,7 @@ class Cohort:
     def batches(self, client: int) -> data.Batches:
         """A client's data, in the order in which its statistics are gathered."""
         x, y = self._examples(client)
-        return data.batches(x, y, batch_size(self.experiment), self.streams.batches(client))
+        return data.batches(x, y, batch_size(self.training), self.streams.batches(client))
 
     def _examples(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
         index = torch.from_numpy(np.asarray(self.parts[client]))
@@ -117,7 +119,7 @@ class Cohort:
                     return Trained(model.eval(), float(about["seconds"]), str(about["device"]), weights_digest(model))
             model = networks.build(self.experiment.network, self.streams.initial(client))
             began = time.perf_counter()
-            _fit(self.experiment.training, model.to(device), *self._examples(client), self.streams.training(client))
+            _fit(self.training, model.to(device), *self._examples(client), self.streams.training(client))
             seconds = round(time.perf_counter() - began, 4)
             trained = {"seconds": seconds, "device": machine(device), "versions": versions(), **self._described(client)}
             storage.write_tensors(path, "model", model.cpu().state_dict(), {"recipe": {}, "trained": trained})
@@ -131,7 +133,7 @@ class Cohort:
             self.dataset.digest,
             hashlib.sha256(np.ascontiguousarray(self.parts[client], "<i8").tobytes()).hexdigest(),
             self.experiment.network,
-            repr(self.experiment.training),
+            repr(self.training),
             self.streams.initial(client).initial_seed(),
             self.streams.training(client).initial_seed(),
             self.code.digest,
@@ -144,28 +146,11 @@ def _fit(
     training(model, x, y, generator)
 
 
-def batch_size(experiment: Experiment) -> int:
+def batch_size(training: LocalTraining) -> int:
     """The size of the batches that statistics are gathered from.
 
     Batches of 16 training batches are faster. The projectors cut batches into pieces of `MEAN_OF`. So they stay the
     same only if a training batch consists of whole pieces. If it does not, the batches of training are used.
     """
-    size = experiment.training.batch_size
+    size = training.batch_size
     return size if size % MEAN_OF else 16 * size
-
-
-def weights_digest(model: nn.Module) -> str:
-    """A digest of all weights, bit for bit."""
-    found = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("MAECHO_CACHE") or Path.home() / ".cache" / "maecho")
-
-
-def digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]

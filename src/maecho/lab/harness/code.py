@@ -1,10 +1,10 @@
 """The identity of code: a hash of the definitions that a result depends on.
 
-It starts at the definitions that are named, and follows every name in them to what it means: functions, classes and
-constants of the package. A class counts as a whole. Docstrings, comments and layout do not count. So a result is out of
-date as soon as a line changes that it depends on, and stays up to date while others change.
+It starts at some definitions of the package. It looks up every name in them, finds the functions, classes and constants
+that these names stand for, and goes on from there. A class counts as a whole. Docstrings, comments and layout do not
+count. So a result is out of date if a line that it depends on changes, and stays up to date if any other line does.
 
-Tables of alternatives (METHODS, STATISTICS, NETWORKS, …) are not followed. Whoever asks names the rows that are used.
+Tables of alternatives (METHODS, STATISTICS, NETWORKS, …) are not followed. The caller gives the rows that are used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_NUMBERS = {
     f"{PACKAGE}.{name}"
     for name in ("_version", "disk", "errors", "formatting", "names", "options", "progress", "schema")
 } | {f"{PACKAGE}.upload.{name}" for name in ("envelope", "header", "storage", "version_1")}
-"""Modules of files, checks, words and bars. What they let through does not depend on them, so they do not count."""
+"""Modules that write files, check, format or show progress. They change no number, so they do not count."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Code:
 
 
 def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Modules of which one side depends on other definitions, by their names within the package."""
+    """The names, within the package, of all modules whose digests differ between `old` and `new`."""
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     return sorted(name.removeprefix(f"{PACKAGE}.") for name in names)
 

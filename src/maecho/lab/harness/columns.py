@@ -10,7 +10,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from maecho.aggregation import aggregate, choose
+from maecho.aggregation.ma_echo import Iteration
 from maecho.echo.relay import relay
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks
-from maecho.lab.experiment import drawn_by, gathered, plain, protocol, settings
-from maecho.lab.harness.clients import Client, Cohort, Trained, digest
+from maecho.lab.columns import drawn_by, gathered, plain, protocol, settings
+from maecho.lab.harness.cache import digest
+from maecho.lab.harness.clients import Client, Cohort, Trained
 from maecho.lab.harness.code import Code
 from maecho.lab.harness.machine import machine, versions
 from maecho.network import spaces
@@ -45,11 +47,13 @@ class Measured:
     trained: list[Trained]
     """The models that were trained for the column."""
     bytes: int
-    """How much the client sends that sends the most."""
+    """The upload size of the client that sends the most."""
     gathering: float
     """Seconds of passes over the clients' data before anything is merged, all clients together."""
     merging: float
     """Seconds of everything after that."""
+    curve: Mapping[int, float] = field(default_factory=dict)
+    """Step -> the accuracy after it, if the column asks for a curve."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Bench:
         self.cohort, self.device, self._on_client = cohort, device, on_client
         self._gathered: dict[str, TimedUploads] = {}
         self.chains: dict[str, tuple[Mapping[str, Tensor], float]] = {}
-        """What echo-chain has fitted, by what decides it, and in how many seconds: relays go on from it."""
+        """Networks that echo-chain has fitted, with the seconds it took, by the options that decide them. Relays go on
+        from these."""
 
     @cached_property
     def trained(self) -> list[Trained]:
@@ -87,14 +92,22 @@ class Bench:
         """The size of one client's weights."""
         return sum(tensor.nbytes for tensor in self.network().state_dict().values())
 
-    def network(self) -> nn.Module:
-        """A network of the clients' architecture. Only its shapes matter."""
-        return networks.build(self.cohort.experiment.network, torch.Generator().manual_seed(0))
+    def network(self, name: str | None = None) -> nn.Module:
+        """A network of that name, by default of the clients' architecture, always with the same weights."""
+        return networks.build(name or self.cohort.experiment.network, torch.Generator().manual_seed(0))
 
-    def gather(self, names: Collection[str], how: Mapping[str, Any]) -> TimedUploads:
+    def models_of(self, network: str | None) -> list[Client]:
+        """The clients with their trained models, or with an untrained network, which is the same for all."""
+        if network is None:
+            return self.clients
+        model = self.network(network).to(self.device).eval()
+        return [(model, self.cohort.batches(i)) for i in range(len(self.cohort.parts))]
+
+    def gather(self, names: Collection[str], how: Mapping[str, Any], network: str | None = None) -> TimedUploads:
         """Make uploads with these statistics. Columns that need the same uploads share them."""
-        key = repr((sorted(names), how))
+        key = repr((sorted(names), how, network))
         if key not in self._gathered:
+            players = self.models_of(network)
             began = time.perf_counter()
             uploads = [
                 make_upload(
@@ -106,7 +119,7 @@ class Bench:
                     generator=self.cohort.streams.labels(i),
                     **{"rank": None, **how},
                 )
-                for i, (model, batches) in enumerate(self.clients)
+                for i, (model, batches) in enumerate(players)
             ]
             # If they do not all fit, `aggregate` moves each of them when it reads it.
             with contextlib.suppress(torch.OutOfMemoryError):
@@ -157,21 +170,43 @@ def relayed(bench: Bench, options: Options) -> Measured:
 
 def merged(bench: Bench, options: Options) -> Measured:
     """A method of METHODS."""
-    wanted = gathered(options)
-    found = bench.gather(wanted, options.get("upload", {}))
+    wanted, network = gathered(options), options.get("network")
+    found = bench.gather(wanted, options.get("upload", {}), network)
     # A copy of the options with the run's seed, if the method draws anything and the config does not say how.
     arguments: dict[str, Any] = {"device": bench.device, **plain(options)}
     if any(f.name == "seed" for f in fields(choose(**plain(options))[1])):  # type: ignore[arg-type]
         arguments.setdefault("seed", bench.cohort.streams.method())
-    model = bench.network()
+    model = bench.network(network)
+    curve = _Curve(bench, options["curve"]) if "curve" in options else None
+    if curve is not None:
+        arguments["watch"] = curve
     began = time.perf_counter()
     state = aggregate(found.uploads, model=model, **arguments)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began - (curve.seconds if curve is not None else 0.0)
     key = drawn_by(options)
     if key is not None:
         bench.chains[key] = state, seconds
     sent = max(upload.bytes(wanted) for upload in found.uploads)
-    return Measured([spaces.load(model, state)], bench.trained, sent, found.seconds, seconds)
+    trained = bench.trained if network is None else []
+    accuracies = {} if curve is None else curve.found
+    return Measured([spaces.load(model, state)], trained, sent, found.seconds, seconds, accuracies)
+
+
+class _Curve:
+    """Measures the accuracy of the global model after some of a method's steps."""
+
+    def __init__(self, bench: Bench, steps: Collection[int]):
+        self._bench, self._steps = bench, frozenset(steps)
+        self.found: dict[int, float] = {}
+        self.seconds = 0.0
+        """How long the measuring took. The method itself did not need it."""
+
+    def __call__(self, iteration: Iteration) -> None:
+        if iteration.step in self._steps:
+            began = time.perf_counter()
+            model = spaces.load(self._bench.network(), iteration.merged())
+            self.found[iteration.step] = accuracy([model], self._bench.cohort.dataset, self._bench.device)
+            self.seconds += time.perf_counter() - began
 
 
 KINDS: dict[str, Callable[[Bench, Options], Measured]] = {
@@ -185,15 +220,18 @@ KINDS: dict[str, Callable[[Bench, Options], Measured]] = {
 
 def code_of(options: Options) -> Code:
     """All code that a column depends on beside that of its clients."""
-    rows: list[type] = [type(STATISTICS[name]) for name in sorted(gathered(options))]
+    rows: list[Any] = [type(STATISTICS[name]) for name in sorted(gathered(options))]
     if options["method"] not in KINDS:
         rows.append(type(choose(**plain(options))[1]))
+    if "network" in options:
+        rows.append(networks.NETWORKS[options["network"]])
     return Code.of(KINDS.get(options["method"], merged), accuracy, *rows)
 
 
 def measure(bench: Bench, options: Options) -> dict[str, Any]:
     """Measure a column. Its record says all that it depends on."""
     found = KINDS.get(options["method"], merged)(bench, options)
+    curve = {"curve": [[step, value] for step, value in sorted(found.curve.items())]} if "curve" in options else {}
     return {
         "settings": settings(options),
         "accuracy": accuracy(found.models, bench.cohort.dataset, bench.device),
@@ -210,6 +248,7 @@ def measure(bench: Bench, options: Options) -> dict[str, Any]:
         "clients": bench.cohort.made_of,
         "weights": digest(*(one.weights for one in found.trained)),
         "code": code_of(options).digest,
+        **curve,
     }
 
 

@@ -19,8 +19,9 @@ import torch
 from maecho._version import __version__
 from maecho.errors import InputError
 from maecho.lab import data
-from maecho.lab.experiment import Cell, Experiment, settings
-from maecho.lab.harness import machine
+from maecho.lab.columns import settings
+from maecho.lab.experiment import Cell, Experiment
+from maecho.lab.harness import inputs, machine
 from maecho.lab.harness.clients import Cohort
 from maecho.lab.harness.columns import Bench, code_of, measure
 from maecho.lab.harness.results import Record, differences, put, read_results, results_path, run_of
@@ -94,7 +95,7 @@ def reproduce(
     tell = on_event or (lambda event: None)
     tasks = [(cell, seed) for cell in experiment.cells for seed in experiment.seeds]
     if jobs <= 1:
-        dataset = data.load(experiment.data)
+        dataset = inputs.load(experiment, device)
         for cell, seed in tasks:
             run_cell(job, cell, seed, dataset, tell)
     else:
@@ -147,7 +148,7 @@ def _start_worker(events: Any) -> None:
 
 def _work(job: Job, cell: Cell, seed: int) -> None:
     if "dataset" not in _worker:
-        _worker["dataset"] = data.load(job.experiment.data)
+        _worker["dataset"] = inputs.load(job.experiment, job.device)
     run_cell(job, cell, seed, _worker["dataset"], _worker["events"].put)
 
 

@@ -1,5 +1,7 @@
-"""Makes a random stream for every purpose. Everything that identifies a draw decides its stream, so draws share a
-stream only on purpose."""
+"""Makes a random stream for every random draw: the split, the initial weights, the training and so on.
+
+A stream is computed from everything that identifies the draw. Two draws have the same stream only if they should.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from maecho.lab.experiment import Cell, Experiment, split_of
+from maecho.lab import splits
+from maecho.lab.experiment import Cell, Experiment
 
 
 def stream(purpose: str, **identity: Any) -> np.random.SeedSequence:
@@ -26,21 +29,23 @@ class Streams:
 
     All columns of a cell share them: they compare methods on the same clients. Cells share nothing, with one exception:
     cells that split the same data in the same way have the same partition, so that rows which differ in the
-    initialisation alone can be compared.
+    initialisation alone can be compared. What a cell says of the training is left out: rows that differ in it alone
+    have the same initial weights and the same order of examples.
     """
 
     data: str
     network: str
     cell: Cell
     seed: int
+    split: str = "dirichlet"
 
     @classmethod
     def of(cls, experiment: Experiment, cell: Cell, seed: int) -> Streams:
-        return cls(experiment.data, experiment.network, cell, seed)
+        return cls(experiment.data, experiment.network, experiment.without_training(cell), seed, experiment.split)
 
     def partition(self) -> np.random.Generator:
         """The stream that divides the examples among clients."""
-        sequence = stream("partition", data=self.data, split=split_of(self.cell), seed=self.seed)
+        sequence = stream("partition", data=self.data, split=splits.identity(self.split, self.cell), seed=self.seed)
         return np.random.default_rng(sequence)
 
     def initial(self, client: int) -> torch.Generator:

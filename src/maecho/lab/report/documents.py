@@ -18,7 +18,9 @@ from maecho.errors import InputError
 from maecho.formatting import markdown_table
 from maecho.lab import experiment as configs
 from maecho.lab.experiment import Experiment
+from maecho.lab.report.curves import curves_markdown
 from maecho.lab.report.notes import notes
+from maecho.lab.report.seconds import seconds_markdown
 from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
 
 FRONT_ROWS = {
@@ -71,6 +73,8 @@ def section(experiment: Experiment, results: Mapping[str, Any]) -> str:
         "table": lambda: markdown(experiment, table),
         "uploads": lambda: upload_markdown(experiment, table),
         "ladder": lambda: ladder_markdown(ladder(experiment, results)),
+        "seconds": lambda: seconds_markdown(experiment, results),
+        "curves": lambda: curves_markdown(experiment, results),
     }
     parts = [
         f"## {document.heading or experiment.title}",

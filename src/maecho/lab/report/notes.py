@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from maecho.lab.experiment import NOT_METHODS, Experiment, changes
-from maecho.lab.report.tables import MARKS, Table, published_column, published_rows, same
+from maecho.lab.columns import NOT_METHODS, changes
+from maecho.lab.experiment import Experiment
+from maecho.lab.report.tables import MARKS, Table, about, published_column, published_rows
 
 
 def notes(experiment: Experiment, table: Table) -> list[str]:
@@ -45,10 +46,10 @@ def _missing(experiment: Experiment, table: Table) -> list[str]:
         return []
     keys = list(experiment.paper.get("row", ()))
     ours = [cell for cell, figures in table if any(figure.paper is not None for figure in figures.values())]
-    absent = [row for row in rows if not any(all(same(row[key], cell[key]) for key in keys) for cell in ours)]
+    absent = [row for row in rows if not any(about(experiment, cell, row) for cell in ours)]
     measured = {published_column(experiment, column) for _, figures in table for column in figures}
     lost = [key for key, value in rows[0].items() if isinstance(value, float) and key not in (*keys, *measured)]
-    lost = [key for key in lost if key not in experiment.paper.get("where", {})]
+    lost = [key for key in lost if key not in (*experiment.paper.get("where", {}), *_asked(experiment))]
     parts = []
     if absent:
         cells = "; ".join(", ".join(f"{key} {row[key]}" for key in keys) for row in absent)
@@ -61,15 +62,23 @@ def _missing(experiment: Experiment, table: Table) -> list[str]:
     return [f"{said} {experiment.paper.get('missing', '')}".strip()]
 
 
+def _asked(experiment: Experiment) -> set[str]:
+    """The keys by which a column finds its row."""
+    return {key for asked in experiment.paper.get("rows", {}).values() for key in asked}
+
+
 def _marks(table: Table) -> list[str]:
     used = {mark for _, figures in table for figure in figures.values() for mark in figure.marks}
     return [f"{mark} {words}." for mark, words in MARKS.items() if mark in used]
 
 
 def _recipes(experiment: Experiment, table: Table) -> list[str]:
-    """How figures were made that are older than the format of their records."""
+    """One sentence for each old recipe of figures that were made before records had today's format."""
     by_recipe: dict[str, list[str]] = {}
     for column in experiment.methods:
         for recipe in {recipe for _, figures in table if column in figures for recipe in figures[column].recipes}:
             by_recipe.setdefault(recipe, []).append(column)
-    return [f"Of an older recipe are {_list(columns)}: {recipe}." for recipe, columns in sorted(by_recipe.items())]
+    return [
+        f"These figures were made by an older recipe: {_list(columns)} ({recipe})."
+        for recipe, columns in sorted(by_recipe.items())
+    ]

@@ -73,7 +73,7 @@ def _draw(axes: Axes, experiment: Experiment, figures: Mapping[str, Figure]) -> 
         axes.errorbar(x, y, spread, fmt="o", color=colour, ms=5, lw=1, capsize=2)
     for kind, where in (("echo-chain", OURS_ABOVE), ("echo-relay", OURS_BELOW)):
         rungs = [column for column in figures if kinds[column] == kind]
-        # A relay at every layer uploads no weights: it is no rung above the others.
+        # A relay of every layer (no `rounds`) uploads no weights, so it does not continue the line of the others.
         line = sorted(points[c] for c in rungs if kind == "echo-chain" or "rounds" in experiment.methods[c])
         axes.plot([x for x, _ in line], [y for _, y in line], color=OURS, lw=1.2, alpha=0.5, zorder=1)
         for c in rungs:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from maecho.formatting import markdown_table, size
-from maecho.lab.experiment import Cell, Experiment, folder, names, settings
+from maecho.lab.columns import settings
+from maecho.lab.experiment import Cell, Experiment, folder, names
 
 OLD_SETTINGS, OLD_CLIENTS = "†", "‡"
 MARKS = {
@@ -82,13 +83,11 @@ def summarise(experiment: Experiment, results: Mapping[str, Any]) -> list[tuple[
         runs = [run for run in results["runs"] if run["cell"] == cell and run["seed"] in experiment.seeds]
         if not runs:
             continue
-        row = _published_row(experiment, cell, rows)
         figures = {}
         for column, options in experiment.methods.items():
             found = [(run, run["columns"][column]) for run in runs if column in run["columns"]]
             if found:  # a column may have been added since, and not run yet
-                published = row.get(published_column(experiment, column) or "")
-                figures[column] = _figure(found, settings(options), published)
+                figures[column] = _figure(found, settings(options), published(experiment, cell, column, rows))
         table.append((cell, figures))
     return table
 
@@ -123,36 +122,43 @@ def published_rows(experiment: Experiment) -> list[dict[str, Any]]:
         return []
     table = json.loads((folder() / "paper.json").read_text(encoding="utf-8"))[experiment.paper["table"]]
     where = experiment.paper.get("where", {})
-    return [row for row in table["rows"] if all(same(row.get(key), value) for key, value in where.items())]
+    return [row for row in table["rows"] if all(row.get(key) == value for key, value in where.items())]
 
 
 def published_column(experiment: Experiment, column: str) -> str | None:
-    """The name of our column in the paper; None if it is not there. A name stands for one column alone."""
+    """The name of our column in the paper; None if it is not there. A name stands for one column alone, unless the
+    paper has its figures in several rows."""
     aliases = experiment.paper.get("columns", {})
     return aliases.get(column) or (None if column in aliases.values() else column)
 
 
-def _published_row(experiment: Experiment, cell: Cell, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The row of the paper's table that is about this cell; empty if there is none."""
-    if any(cell[key] != value for key, value in experiment.paper.get("cells", {}).items()):
-        return {}
-    return next((row for row in rows if _about(experiment, cell, row)), {})
+def published(experiment: Experiment, cell: Cell, column: str, rows: Sequence[dict[str, Any]]) -> float | None:
+    """The paper's figure for our column in this cell; None if it has none."""
+    if any(cell.get(key) != value for key, value in experiment.paper.get("cells", {}).items()):
+        return None
+    asked = experiment.paper.get("rows", {}).get(column, {})
+    if "rows" in experiment.paper and not asked:
+        return None
+    row = next((row for row in rows if about(experiment, cell, row) and asked.items() <= row.items()), {})
+    return row.get(published_column(experiment, column) or "")
 
 
-def _about(experiment: Experiment, cell: Cell, row: Mapping[str, Any]) -> bool:
-    return all(same(row.get(key), cell[key]) for key in experiment.paper.get("row", ()))
-
-
-def same(published: Any, ours: Any) -> bool:
-    """Whether two values are the same. Table 4 writes "diff" for our "different"."""
-    return published == ours or (published, ours) == ("diff", "different")
+def about(experiment: Experiment, cell: Cell, row: Mapping[str, Any]) -> bool:
+    """Whether a row of the paper's table is about this cell."""
+    aliases = experiment.paper.get("alias", {})
+    for key in experiment.paper.get("row", ()):
+        ours = cell.get(key)
+        theirs = next((one for own, one in aliases.get(key, ()) if own == ours), ours)
+        if row.get(key) != theirs:
+            return False
+    return True
 
 
 def markdown(experiment: Experiment, table: Table) -> str:
     """The table for a document, a row for every cell. Columns that were never run are left out."""
     keys = list(experiment.cells[0])
     columns = [column for column in experiment.methods if any(column in figures for _, figures in table)]
-    rows = [[*(cell[key] for key in keys), *(figures.get(column) for column in columns)] for cell, figures in table]
+    rows = [[*(cell.get(k) for k in keys), *(figures.get(column) for column in columns)] for cell, figures in table]
     return markdown_table([*keys, *columns], rows)
 
 
@@ -164,7 +170,7 @@ def upload_markdown(experiment: Experiment, table: Table) -> str:
         sizes = [figure.bytes for figure in figures if figure is not None and figure.bytes is not None]
         if any(figures):
             rows.append([column, size(max(sizes)) if sizes else None, *figures])
-    return markdown_table(["column", "a client uploads", *(_words(cell) for cell, _ in table)], rows)
+    return markdown_table(["column", "a client uploads", *(words(cell) for cell, _ in table)], rows)
 
 
 def ladders() -> list[Ladder]:
@@ -197,13 +203,16 @@ def ladder(experiment: Experiment, results: Mapping[str, Any]) -> Ladder:
     return Ladder(
         experiment.title,
         max((run["weights_bytes"] for run in results["runs"] if "weights_bytes" in run), default=0),
-        tuple(_words(cell) for cell, _ in table),
+        tuple(words(cell) for cell, _ in table),
         tuple(rungs),
     )
 
 
-def _words(cell: Cell) -> str:
-    return f"{cell['clients']} clients, beta {cell['beta']}, {cell.get('init', 'same')} init"
+def words(cell: Cell) -> str:
+    """A cell in words: "5 clients, beta 0.01, same init"."""
+    said = {"clients": f"{cell.get('clients')} clients", "beta": f"beta {cell.get('beta')}"}
+    parts = [said.get(key, f"{key} {value}") for key, value in cell.items() if key != "init"]
+    return ", ".join([*parts, f"{cell['init']} init"] if "init" in cell else parts)
 
 
 def _asked(rounds: int | str | list[str]) -> str:

@@ -1,0 +1,100 @@
+"""The commands of the lab: `demo` shows the whole job, `reproduce` makes the tables of the paper."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maecho.cli import console, values
+from maecho.cli.options import Json
+from maecho.errors import InputError
+from maecho.lab.data.places import MissingDataError
+from maecho.lab.experiment import Experiment, names
+from maecho.lab.harness.results import results_path
+from maecho.lab.harness.runs import reproduce
+from maecho.lab.report import plots
+from maecho.lab.report.tables import markdown, summarise
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the uploads and the merged models.")] = Path("maecho-demo"),
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients that share the digits.")] = 5,
+    beta: Annotated[float, typer.Option(help="Dirichlet β. A smaller β gives a client fewer classes.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and the training.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show the whole job on scikit-learn's digits: split, train, upload, merge, compare.
+
+    Example: `maecho demo --out demo --clients 5 --beta 0.01`
+    """
+    from maecho.lab.demo import demo as run
+
+    result = run(out, clients, beta, seed)
+    if as_json:
+        console.print_json(dataclasses.asdict(result))
+    else:
+        console.show_demo(result, out)
+
+
+def reproduce_(
+    name: Annotated[str | None, typer.Argument(help="A config of experiments/, or the path of a config.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Reproduce all tables and figures, one after the other.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run it on the embedded digits, in seconds.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, each in a process of one thread.")] = 1,
+    device: Annotated[str, typer.Option(help="Device for training and merging: cpu or cuda.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder of the results. Finished runs are not repeated.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Run only these columns, separated by commas.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Keep figures made by other code or data, noted.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing, and show the results that are there.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw accuracy against bytes uploaded into this file (.svg, .png, .pdf).")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the picture if it exists.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a table or figure of the paper, and show our numbers beside the paper's. Without a name, list them all.
+
+    If it is stopped, it goes on from there the next time. Example: `maecho reproduce table-1 --jobs 2`
+    """
+    if show and (columns is not None or trust):
+        raise InputError(f"--show must come without {'--trust' if trust else '--columns'}, got both")
+    for option, given in (("a name", name), ("--columns", columns), ("--picture", picture)):
+        if every and given is not None:
+            raise InputError(f"--all must come without {option}, got both")
+    if name is None and not every:
+        for known in names():
+            print(f"{known}: {Experiment.load(known).title}")
+        return
+    experiments = [Experiment.load(one, quick) for one in ([name] if name else names())]
+    if picture is not None:
+        plots.check(picture)
+        values.check_out(picture, force, option="--picture")
+    found, missing = {}, []
+    for experiment in experiments:
+        wanted = [] if show else list(experiment.methods) if columns is None else experiment.columns_in(columns)
+        try:
+            with console.run_progress(experiment, len(wanted)) as on_event:
+                results = reproduce(experiment, out, jobs, device, on_event, wanted, trust)
+        except MissingDataError as error:
+            if not every:
+                raise
+            missing.append(f"{experiment.name} ({error})")
+            continue
+        found[experiment.name] = results
+        table = summarise(experiment, results)
+        if as_markdown:
+            print(markdown(experiment, table))
+        elif not as_json:
+            console.show_results(experiment, table, results_path(experiment, out))
+        if picture is not None:
+            plots.against_bytes(experiment, table, picture)
+    if as_json:
+        console.print_json(found if every else found[experiments[0].name])
+    if missing:
+        raise InputError(f"{len(found)} of {len(experiments)} are reproduced, got no data for {'; '.join(missing)}")
