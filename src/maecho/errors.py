@@ -23,6 +23,11 @@ def one_line(text: str, longest: int = LONGEST) -> str:
     return shorten(printable(" ".join(part.strip() for part in text.splitlines())), longest)
 
 
+def text_of(error: Exception) -> str:
+    """What an error of another library says, on one line."""
+    return " ".join(str(error).split())
+
+
 def printable(text: str) -> str:
     """Replace control characters, marks that change the direction of writing, and halves of surrogate pairs by
     escapes."""

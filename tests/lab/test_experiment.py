@@ -138,9 +138,9 @@ def test_an_option_that_equals_its_default_changes_nothing() -> None:
 
 def test_columns_are_named_in_a_list_with_commas() -> None:
     full = Experiment.load("table-1")
-    assert full.named("local, ensemble, class-aware,ensemble") == ["local", "ensemble, class-aware", "ensemble"]
+    assert full.columns_in("local, ensemble, class-aware,ensemble") == ["local", "ensemble, class-aware", "ensemble"]
     with pytest.raises(InputError, match=r"columns must be among local; .*class-aware; .*, got 'votes'"):
-        full.named("local,votes")
+        full.columns_in("local,votes")
 
 
 def test_an_experiment_that_is_not_there() -> None:

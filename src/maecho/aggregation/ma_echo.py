@@ -141,7 +141,7 @@ class MAEcho:
         method = self._for(first, "classes" in uploads.has)
         if method.alpha == "qp" and method.cap < 1 / len(uploads):
             raise InputError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
-        gathered = _Gathered(method, first)
+        gathered = _Collected(method, first)
         for upload in uploads:
             gathered.add(upload)
         start = gathered.start()
@@ -150,7 +150,7 @@ class MAEcho:
             return gathered.result(found)
         return method._iterate(gathered, start)
 
-    def _iterate(self, gathered: _Gathered, start: Mapping[str, Tensor]) -> Merged:
+    def _iterate(self, gathered: _Collected, start: Mapping[str, Tensor]) -> Merged:
         layers: dict[str, Iterates] = {
             name: iterates(start[name].to(local[0].dtype), local, gathered.spectra[name], self._coefficients())
             for name, local in gathered.local.items()
@@ -213,7 +213,7 @@ class MAEcho:
         return projector(G, z) if z else G
 
 
-class _Gathered:
+class _Collected:
     """Keeps what the method needs of the uploads: all matrices if it iterates, sums if it takes the limit, averages for
     the rest."""
 

@@ -78,7 +78,7 @@ class Responses:
         dtype = devices.float32_or_finer(tensors)
         theirs = copied(model).to(tensors[0].device, dtype)
         theirs.load_state_dict(reference.state_dict())
-        self._pair = _Pair(copy.deepcopy(theirs), theirs, spaces)
+        self._pair = _OwnAndReference(copy.deepcopy(theirs), theirs, spaces)
         self._spaces, self._inputs = spaces, common_inputs(uploads, probes, seed, dtype)
 
     def distances(self, upload: Upload) -> list[Float[Tensor, "own theirs"]]:
@@ -115,7 +115,7 @@ class Responses:
                 self._pair.forget()
 
 
-class _Pair(nn.Module):
+class _OwnAndReference(nn.Module):
     """Runs two networks of one architecture on the same inputs, and keeps the outputs of the layers whose outputs are
     neurons of the spaces."""
 

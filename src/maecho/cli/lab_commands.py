@@ -91,7 +91,7 @@ def reproduce_(
                     raise
                 missing.append(f"{experiment.name} ({error})")
             continue
-        wanted = [] if show else list(experiment.methods) if columns is None else experiment.named(columns)
+        wanted = [] if show else list(experiment.methods) if columns is None else experiment.columns_in(columns)
         try:
             with console.run_progress(experiment, len(wanted)) as on_event:
                 results = reproduce(experiment, out, jobs, device, on_event, wanted, trust)

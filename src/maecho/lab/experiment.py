@@ -138,8 +138,8 @@ class Experiment:
         """What the cell says beside the training."""
         return {key: value for key, value in cell.items() if key not in TRAINING}
 
-    def named(self, text: str) -> list[str]:
-        """Columns from a list with commas. A column's own name may hold commas too."""
+    def columns_in(self, text: str) -> list[str]:
+        """The columns in a list with commas. A column's own name may hold commas too."""
         parts, found = [part.strip() for part in text.split(",")], []
         while parts:
             fits = [n for n in range(len(parts), 0, -1) if ", ".join(parts[:n]) in self.methods]

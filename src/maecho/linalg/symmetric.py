@@ -208,12 +208,6 @@ class Diagonal(Total):
     def dense(self) -> Float[Tensor, "g d d"]:
         return torch.diag_embed(self.values)
 
-    def rank_for(self, share: float) -> int:
-        return self.rank
-
-    def cut(self, rank: int) -> Diagonal:
-        return self
-
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Diagonal:
         """On another device. The values stay float64; `dtype` is ignored."""
         return Diagonal(self.values.to(device=device))

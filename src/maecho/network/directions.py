@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from maecho import devices
+
 Labels = Literal["expected", "sampled", "observed"]
 LABELS: tuple[Labels, ...] = ("expected", "sampled", "observed")
 
@@ -29,7 +31,7 @@ class Directions(Sequence[Tensor]):
     times the memory of the outputs."""
 
     def __init__(self, output: Tensor, labels: Labels, y: Tensor | None, generator: torch.Generator | None):
-        self._p = (output.cpu() if output.device.type == "mps" else output).detach().double().softmax(-1)
+        self._p = devices.double(output.detach()).softmax(-1)
         self._labels = labels
         self._y = None if y is None else y.to(self._p.device)
         if labels == "sampled":

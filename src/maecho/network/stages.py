@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from maecho import devices
 from maecho.errors import InputError
 from maecho.network import norms
 from maecho.network.attention import slow_path
@@ -76,7 +77,7 @@ class _Runner:
     def __init__(self, model: nn.Module, inputs: Any):
         self.model = model
         self.inputs = _few(inputs)
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.device = devices.of(model)
         self.order: list[str] = []
         """The modules in the order of their last calls. So a unit comes after everything that it depends on."""
         self.calls: dict[str, int] = {}

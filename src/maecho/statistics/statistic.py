@@ -22,6 +22,7 @@ from maecho.network.forward import Pass
 from maecho.network.hooks import Watch
 from maecho.network.layers import Architecture, Layer
 from maecho.network.spaces import Move
+from maecho.options import number, one_of
 from maecho.privacy import NoisySums
 from maecho.statistics import parts
 from maecho.statistics.parts import Kind, Value
@@ -41,14 +42,11 @@ class Options:
     covariance: Covariance = "class"
 
     def __post_init__(self) -> None:
-        if self.labels not in LABELS:
-            raise InputError(f"labels must be one of {', '.join(LABELS)}, got {self.labels!r}")
+        one_of("labels", self.labels, LABELS)
         if self.labels == "sampled" and self.generator is None:
             raise InputError("labels='sampled' must come with a generator, got none")
-        if isinstance(self.gaussians, bool) or not isinstance(self.gaussians, int) or self.gaussians < 1:
-            raise InputError(f"gaussians must be a whole number, at least 1, got {self.gaussians!r}")
-        if self.covariance not in COVARIANCES:
-            raise InputError(f"covariance must be one of {', '.join(COVARIANCES)}, got {self.covariance!r}")
+        number("gaussians", self.gaussians, "a whole number, at least 1", 1, whole=True)
+        one_of("covariance", self.covariance, COVARIANCES)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from maecho.errors import InputError
+from maecho.errors import InputError, text_of
 from maecho.network.directions import Directions
 from maecho.network.forward import Pass, check_labels
 from maecho.network.hooks import watching
@@ -69,10 +69,9 @@ class BackwardPasses:
         try:
             self._add(step, calls)
         except (RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
             raise InputError(
                 f"{client}: for the statistics fisher and gradients the model must be differentiable one example at a "
-                f"time, got an error: {reason}"
+                f"time, got an error: {text_of(error)}"
             ) from error
 
     def _complaint(self, step: Pass) -> str:
