@@ -93,7 +93,10 @@ def test_what_is_missing_of_the_paper_has_its_reason(name: str) -> None:
     ("name", "cell", "published"),
     [
         ("table-1", {"clients": 5, "beta": 0.01, "init": "same"}, 80.31),
+        ("table-1", {"clients": 20, "beta": 0.1, "init": "same"}, 80.4),
         ("table-4-mlp", {"clients": 2, "beta": 0.01, "init": "different"}, 84.49),
+        ("table-4-mlp", {"clients": 2, "beta": 20, "init": "same"}, 96.8),
+        ("table-4-cnn", {"clients": 2, "beta": 0.01, "init": "different"}, 41.53),
     ],
 )
 def test_the_figures_are_those_printed(name: str, cell: dict[str, Any], published: float) -> None:
