@@ -95,10 +95,13 @@ def test_what_is_missing_of_the_paper_has_its_reason(name: str) -> None:
     ("name", "cell", "published"),
     [
         ("table-1", {"clients": 5, "beta": 0.01, "init": "same"}, 80.31),
+        ("table-1", {"clients": 20, "beta": 0.1, "init": "same"}, 80.4),
         ("table-2", {"clients": 10, "beta": 0.1, "init": "same"}, 27.13),
         ("table-3-writers", {"clients": 50, "init": "same"}, 82.26),
         ("table-3-domains", {"clients": 8, "init": "same"}, 30.06),
         ("table-4-mlp", {"clients": 2, "beta": 0.01, "init": "different"}, 84.49),
+        ("table-4-mlp", {"clients": 2, "beta": 20, "init": "same"}, 96.8),
+        ("table-4-cnn", {"clients": 2, "beta": 0.01, "init": "different"}, 41.53),
         ("table-5", {"clients": 5, "beta": 0.01, "init": "same", "steps": 50}, 59.4),
     ],
 )

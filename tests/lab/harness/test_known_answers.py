@@ -243,6 +243,17 @@ def test_pooled_has_the_seconds_of_its_own_model(tmp_path: Path, training: known
     assert [found["seconds"]["training"]] == cached_seconds(tmp_path)
 
 
+def test_of_a_client_from_the_cache_is_told_how_it_was_trained(tmp_path: Path, training: known.Training) -> None:
+    """Seconds and device are those of its training, perhaps on another machine; the rest is measured here."""
+    run(tmp_path, {"local": {"method": "local"}})
+    for path in (tmp_path / "cache" / "clients").glob("*.safetensors"):
+        trained = {**storage.read_about(path, "model")["trained"], "seconds": 100.0, "device": "an old machine"}
+        storage.write_tensors(path, "model", storage.read_tensors(path), {"recipe": {}, "trained": trained})
+    again = run(tmp_path / "again", {"local": {"method": "local"}})["columns"]["local"]
+    assert training.count == 3
+    assert (again["seconds"]["training"], again["trained_on"], again["device"]) == (300.0, "an old machine", "cpu")
+
+
 def cached_seconds(tmp_path: Path) -> list[float]:
     """The seconds of training that stand in the cache, a number for every model."""
     files = (tmp_path / "cache" / "clients").glob("*.safetensors")
