@@ -14,7 +14,7 @@ class InputError(ValueError):
 
 
 class UploadError(InputError):
-    """An upload or another maecho file that cannot be used, in one sentence for the person who sent it."""
+    """An upload that cannot be used, in one sentence for the person who sent it."""
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

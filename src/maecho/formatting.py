@@ -1,9 +1,13 @@
-"""Writes sizes in bytes and Markdown tables as text, and reads sizes back."""
+"""Writes sizes in bytes, numbers of tensors and Markdown tables as text, and reads sizes back."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGT]?)[bB]?\s*")
 
@@ -22,6 +26,14 @@ def bytes_of(text: str) -> float | None:
         return None
     factor: int = 1000 ** " KMGT".index(found[2].upper() or " ")
     return factor * (float(found[1]) if "." in found[1] else int(found[1]))
+
+
+def numbers(tensor: Tensor) -> str:
+    """The numbers of a tensor, for the end of an error message. Of more than 20 numbers only their kind and shape are
+    told: a list takes ten times the memory of its tensor."""
+    if tensor.numel() > 20:
+        return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+    return str(tensor.tolist())
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -25,6 +25,7 @@ from maecho.network.forward import forward
 from maecho.network.hooks import After, watching
 from maecho.network.layers import read
 from maecho.network.spaces import Space
+from maecho.statistics import INPUTS
 from maecho.synthesis.pseudo import PseudoInputs, seed_for
 from maecho.upload.upload import Upload
 
@@ -48,7 +49,7 @@ def common_inputs(
     for upload in sorted(uploads, key=lambda upload: upload.client):
         draws = round(probes * upload.examples / everyone)
         own_seed = seed_for(seed, upload.client)
-        found.append((upload.client, PseudoInputs(upload.statistics["moments"], draws, CHUNK, own_seed, dtype)))
+        found.append((upload.client, PseudoInputs(upload.statistics[INPUTS], draws, CHUNK, own_seed, dtype)))
     return found
 
 

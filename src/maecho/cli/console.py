@@ -25,7 +25,7 @@ from maecho.lab.report.tables import Ladder
 from maecho.progress import stderr
 from maecho.upload import inspection
 from maecho.upload.header import not_sent
-from maecho.upload.upload import Upload, read_header
+from maecho.upload.upload import read
 
 if TYPE_CHECKING:
     from maecho.lab.demo import Demo
@@ -75,7 +75,7 @@ def show_demo(demo: Demo, folder: Path) -> None:
 
 def show_upload(path: Path, as_json: bool) -> None:
     """Print the content of an upload's file, who made it, and what it can reveal."""
-    upload, header, total = Upload.load(path), read_header(path), path.stat().st_size
+    (upload, header), total = read(path), path.stat().st_size
     if as_json:
         print_json(
             {

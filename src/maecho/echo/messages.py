@@ -18,6 +18,7 @@ from torch import Tensor
 from maecho.echo import wire
 from maecho.echo.totals import REQUIRED, UnitTotals, real_numbers
 from maecho.errors import InputError
+from maecho.formatting import numbers
 from maecho.network.units import Unit
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Answer:
         for part in (wire.CLIENTS, wire.EXAMPLES):
             tensor = real_numbers(part, getattr(self, part))
             if tensor.numel() != 1:
-                raise InputError(f"answers must say of how many {part} they are, got {tensor.tolist()}")
+                raise InputError(f"answers must say of how many {part} they are, got {numbers(tensor)}")
             object.__setattr__(self, part, tensor)
         if self.opening is not None and not isinstance(self.opening, Opening):
             raise InputError(f"the opening of an answer must be an Opening, got {type(self.opening).__name__}")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from maecho.errors import InputError
+from maecho.formatting import numbers
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -72,7 +73,7 @@ def check_keys(message: Mapping[str, Tensor], understood: Mapping[str, Tensor], 
 def whole_number(key: str, tensor: Tensor) -> int:
     """The whole number that stands under a key."""
     if tensor.numel() != 1 or tensor.is_floating_point() or tensor.is_complex() or int(tensor) < 0:
-        raise InputError(f"{key!r} must be one whole number, at least 0, got {tensor.tolist()}")
+        raise InputError(f"{key!r} must be one whole number, at least 0, got {numbers(tensor)}")
     return int(tensor)
 
 
@@ -100,7 +101,7 @@ def add(total: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> dict[str, 
             out[key] = before.maximum(tensor.to(before))
         else:
             if not torch.equal(before, tensor.to(before)):
-                raise InputError(f"{key!r} must be {before.tolist()} as for the others, got {tensor.tolist()}")
+                raise InputError(f"{key!r} must be {numbers(before)} as for the others, got {numbers(tensor)}")
             out[key] = tensor
     return out
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from maecho.aggregation import aggregate
 from maecho.echo.relay import relay
-from maecho.errors import InputError, UploadError
+from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
 from maecho.lab.training import LocalTraining
@@ -108,7 +108,7 @@ def _check_free(path: Path, kind: str) -> None:
         return
     try:
         about = storage.read_about(path, kind)
-    except UploadError as error:
+    except InputError as error:
         raise InputError(f"{path} must be free or hold what an earlier demo wrote, got another file") from error
     said = about.get("client") if kind == "upload" else about.get("recipe", {}).get("method")
     if said != path.stem.removeprefix("merged-"):

@@ -109,7 +109,7 @@ class _Runner:
             if x.is_floating_point() and not x.isfinite().all():
                 dirty.add(name)
             source = made.get(id(x))
-            if source and isinstance(module, norms.BATCH_NORMS) and source[2] == x._version:
+            if source and isinstance(module, norms.BatchNorm) and source[2] == x._version:
                 self.followers[source[0]] = name
 
         def after(name: str, module: nn.Module, x: Tensor, z: Tensor) -> Tensor | None:

@@ -22,4 +22,7 @@ STATISTICS: dict[str, Statistic] = {
 }
 """Every statistic that can be gathered, by name. Each method says which of them it needs."""
 
-__all__ = ["STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]
+INPUTS = next(name for name, statistic in STATISTICS.items() if statistic.of_inputs)
+"""The statistic that inputs are drawn from, for all who need inputs but know no statistic."""
+
+__all__ = ["INPUTS", "STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]

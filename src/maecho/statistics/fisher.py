@@ -22,8 +22,8 @@ from maecho.network import kinds
 from maecho.network.layers import Layer, complete
 from maecho.network.per_example import CHUNK, LongWay, squares, token_squares
 from maecho.network.spaces import Move
+from maecho.statistics.of_gradients import BackwardGatherer, Batch, Call, Deltas, parameters
 from maecho.statistics.parts import check_real
-from maecho.statistics.passes.backward import BackwardGatherer, Batch, Call, Deltas, parameters
 from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting, Statistic
 
 

@@ -13,8 +13,8 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import add_into
 from maecho.network import kinds
 from maecho.network.layers import Layer
+from maecho.statistics.of_gradients import BackwardGatherer, Batch, Deltas
 from maecho.statistics.of_layers import OfLayers
-from maecho.statistics.passes.backward import BackwardGatherer, Batch, Deltas
 from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
 

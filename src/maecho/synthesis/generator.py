@@ -16,14 +16,13 @@ from torch.nn import functional
 
 from maecho.errors import InputError
 from maecho.network.hooks import watching
+from maecho.network.norms import BatchNorm
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 NOISE = 256
 """How many random numbers an input is generated from, as in the release."""
-
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 class Generator(nn.Module):

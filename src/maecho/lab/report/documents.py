@@ -14,8 +14,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from maecho.aggregation import METHODS, gathered_for
 from maecho.errors import InputError
 from maecho.formatting import markdown_table
@@ -25,9 +23,8 @@ from maecho.lab.report.curves import curves_markdown
 from maecho.lab.report.notes import notes
 from maecho.lab.report.seconds import seconds_markdown
 from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
-from maecho.linalg.gaussians import Gaussians
-from maecho.linalg.spectra import Spectrum
 from maecho.statistics import STATISTICS, Options
+from maecho.statistics.parts import COUNTS, GAUSSIANS, MATRICES, TENSORS
 from maecho.upload.inspection import OF_WEIGHTS
 
 FRONT_ROWS = {
@@ -42,8 +39,8 @@ FRONT_CELLS = (
     {"clients": 5, "beta": 0.01, "init": "same"},
     {"clients": 50, "beta": 0.1, "init": "same"},
 )
-FORMS = {Tensor: "one tensor", Spectrum: "one matrix", Gaussians: "Gaussians"}
-"""The types that statistics are made of, in the words of docs/uploads.md."""
+FORMS = {TENSORS: "one tensor", COUNTS: "one tensor", MATRICES: "one matrix", GAUSSIANS: "Gaussians"}
+"""The kinds of parts that several statistics have, in the words of docs/uploads.md."""
 
 
 def method_table() -> str:
@@ -73,7 +70,7 @@ def statistic_table() -> str:
     it."""
     rows = [["`weights`", "the state_dict", OF_WEIGHTS, "one tensor for each name", "always", "all"]]
     for name, statistic in STATISTICS.items():
-        form = FORMS[statistic.kind] + (" for each name" if statistic.by_name else "")
+        form = FORMS.get(statistic.kind, "a form of its own") + (" for each name" if statistic.by_name else "")
         sent = ("by default" if statistic.by_default else "on demand") + (", also with privacy" * statistic.private)
         users = [f"`{method}`" for method, one in METHODS.items() if name in gathered_for(one)]
         rows.append([f"`{name}`", statistic.recipe(Options()), statistic.reveals, form, sent, ", ".join(users)])
