@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from maecho.errors import printable
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -37,7 +39,9 @@ def numbers(tensor: Tensor) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table. None makes an empty cell."""
-    texts = [["" if cell is None else str(cell).replace("|", r"\|") for cell in row] for row in (heads, *rows)]
+    """A Markdown table. None makes an empty cell. What is not printable is escaped, so a cell is always one line."""
+    texts = [
+        ["" if cell is None else printable(str(cell)).replace("|", r"\|") for cell in row] for row in (heads, *rows)
+    ]
     lines = ["| " + " | ".join(cells) + " |" for cells in texts]
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])

@@ -185,12 +185,28 @@ def folder() -> Path:
     return CHECKOUT if CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "experiments"
 
 
-def names() -> list[str]:
+def every_name() -> list[str]:
+    """The names of all configs: of tables of accuracies, and of studies."""
     return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def names() -> list[str]:
+    """The names of the configs that describe tables of accuracies, which `Experiment.load` reads."""
+    return [name for name in every_name() if not is_study(name)]
+
+
+def is_study(name: str) -> bool:
+    """Whether a config describes a study, which `Study.load` reads."""
+    try:
+        return "study" in tomllib.loads(find(name).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 def find(name: str) -> Path:
     path = Path(name) if name.endswith(".toml") else folder() / f"{name}.toml"
     if not path.is_file():
-        raise InputError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
+        raise InputError(
+            f"experiment must be one of {', '.join(every_name())} or the path of a .toml file, got {name!r}"
+        )
     return path

@@ -20,6 +20,7 @@ from maecho.formatting import markdown_table
 from maecho.lab import experiment as configs
 from maecho.lab.experiment import Experiment
 from maecho.lab.report.curves import curves_markdown
+from maecho.lab.report.findings import study_sections
 from maecho.lab.report.notes import notes
 from maecho.lab.report.seconds import seconds_markdown
 from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
@@ -79,9 +80,9 @@ def statistic_table() -> str:
 
 def result_sections() -> str:
     """A section for every config that has results."""
-    found = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
-    found.sort(key=lambda pair: (pair[0].document.order, pair[0].name))
-    return "\n\n".join(section(experiment, results) for experiment, results in found if results is not None)
+    measured = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
+    tables = [(one.document.order, one.name, section(one, results)) for one, results in measured if results is not None]
+    return "\n\n".join(text for _, _, text in sorted([*tables, *study_sections()]))
 
 
 def section(experiment: Experiment, results: Mapping[str, Any]) -> str:
