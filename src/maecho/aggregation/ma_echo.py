@@ -173,8 +173,8 @@ class MAEcho:
         return global_model()
 
     def _for(self, upload: Upload, counted: bool) -> MAEcho:
-        """The method with a value for every option that is None. `counted` says whether all clients count their
-        classes."""
+        """The same method, in which every option that was None has its value. `counted` says whether all clients count
+        their classes."""
         convolutions = any(layer.convolution for layer in upload.layers)
         released = self.form == "released"
         counted = counted and upload.head is not None
@@ -214,8 +214,8 @@ class MAEcho:
 
 
 class _Collected:
-    """Keeps what the method needs of the uploads: all matrices if it iterates, sums if it takes the limit, averages for
-    the rest."""
+    """Keeps what the method needs of the uploads. For layers these are all matrices if it iterates, and sums if it
+    takes the limit. For all other weights they are averages."""
 
     def __init__(self, method: MAEcho, first: Upload):
         self._method, self._first = method, first

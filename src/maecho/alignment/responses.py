@@ -135,7 +135,7 @@ class _OwnAndReference(nn.Module):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, the outputs of these layers are kept until `forget`."""
+        """Inside, the outputs of these layers are kept. `forget` drops them."""
         names = list(dict.fromkeys(name for feeding in self._feeding for name in feeding))
         with contextlib.ExitStack() as stack:
             for network in (self.own, self.theirs):

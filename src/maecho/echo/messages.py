@@ -147,8 +147,9 @@ class Answer:
     The law of `+`: the answer of two clients together is the sum of their answers, and so are the wire forms.
 
     Args:
-        clients: how many clients it is of. A real number, so that secure aggregation can mask it.
-        examples: how many examples it is of, as a real number for the same reason.
+        clients: the number of clients whose answers are added up here. It is a real number, so that secure aggregation
+            can mask it.
+        examples: the number of examples of these clients, as a real number for the same reason.
         totals: the sums of every unit that was asked for.
         opening: the part that only the first answer has.
     """

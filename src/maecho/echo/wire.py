@@ -7,7 +7,8 @@ Every key of the wire stands in this file:
     opening    what the first answer says besides:
                stage/<layer> · join/<layer>/<BatchNorm> · head/<layer> · plain/<parameter>
 
-Where the key says everything, the tensor below it is a one. Of a symmetric matrix only the upper triangle travels.
+If the key alone carries the information, its tensor is a single 1. Of a symmetric matrix only the upper triangle
+travels.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ UNIT, JOIN, HEAD, WEIGHTS, SUM, STAGE, PLAIN = "unit/", "join/", "head/", "weigh
 
 
 def mark() -> Tensor:
-    """The tensor for a key that says everything by itself. Each call makes a new one."""
+    """The tensor for a key that alone carries the information. Each call makes a new one."""
     return torch.ones((), dtype=torch.int64)
 
 

@@ -42,8 +42,8 @@ class Total(ABC):
         """trace / d of each group. A ridge is a multiple of it."""
 
     def ridge(self, share: float, rows: float) -> Float[Tensor, "g 1 1"]:
-        """ε = share · (d / rows) · trace, for a sum of x xᵀ over so many rows x. Many inputs and few rows make it
-        larger."""
+        """ε = share · (d / rows) · trace, if this matrix is the sum of x xᵀ over `rows` rows x. With more inputs d or
+        fewer rows, a larger share of the trace is added."""
         d = self.width
         return share * d / rows * d * self.mean_eigenvalue
 

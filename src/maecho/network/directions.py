@@ -1,9 +1,10 @@
-"""For which labels the gradients of log p(y | x) are taken, as directions at the model's outputs.
+"""The labels y for which gradients of log p(y | x) are taken, and the directions at the model's outputs that they give.
 
-The labels y are those of the data, or the model's own. The model's own define the Fisher information: it needs no
-labels of the data, and it is the curvature of the loss at the client's weights. Squares of gradients for observed
-labels are not (Kunstner et al., NeurIPS 2019). Let p be the softmax of the outputs and e_c a unit vector. Then
-∂ log p_c / ∂output = e_c − p, and each choice is a few directions v with Σ_v v vᵀ = E_y (e_y − p)(e_y − p)ᵀ:
+The labels y are those of the data, or drawn from the model's own predictions. With the model's own, the squares of
+gradients are the Fisher information. It needs no labels of the data, and it is the curvature of the loss at the
+client's weights. Squares of gradients for the labels of the data are neither (Kunstner et al., NeurIPS 2019). Let p be
+the softmax of the outputs and e_c a unit vector. Then ∂ log p_c / ∂output = e_c − p, and each choice of labels is a few
+directions v with Σ_v v vᵀ = E_y (e_y − p)(e_y − p)ᵀ:
 
     expected    √p_c (e_c − p) for each class c: exact, one backward pass for each class
     sampled     Σ_c ±√p_c (e_c − p) with random signs: the same on average, one backward pass in all. A label drawn

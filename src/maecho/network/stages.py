@@ -25,7 +25,7 @@ from maecho.network.hooks import watching
 from maecho.network.units import Unit, network
 
 OUTPUT = "."
-"""Stands for the output of the network among names of modules. No module has this name."""
+"""Among names of modules, this name stands for the output of the network. No module has it."""
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,8 @@ def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
 
 
 def _semidefinite(A: Tensor) -> Spectrum:
-    """The nearest positive semidefinite matrix. Small eigenvalues stay, though noise alone could have caused them:
-    dropping them loses more than it gains."""
+    """The nearest positive semidefinite matrix. Small positive eigenvalues stay, although they may come from noise
+    alone: to drop them loses more than it gains."""
     s, U = eigenvalues(A)
     return Spectrum(s.flip(-1).unsqueeze(0), U.flip(-1).unsqueeze(0)).cut(int((s > 0).sum()))
 

@@ -199,7 +199,7 @@ class _Curve:
         self._bench, self._steps = bench, frozenset(steps)
         self.found: dict[int, float] = {}
         self.seconds = 0.0
-        """How long the measuring took. The method itself did not need it."""
+        """Seconds that were spent on measuring accuracies. They are no part of the method's own time."""
 
     def __call__(self, iteration: Iteration) -> None:
         if iteration.step in self._steps:
