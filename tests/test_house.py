@@ -28,6 +28,7 @@ LEAVES = {
         "cli/commands/uploads.py",
         "cli/commands/merging.py",
         "cli/commands/lab.py",
+        "cli/commands/pages.py",
     },
     "msgspec": {"schema.py"},
     "filelock": {"disk.py"},

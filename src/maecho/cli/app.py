@@ -12,7 +12,7 @@ import typer
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from maecho._version import __version__
-from maecho.cli.commands import lab, merging, uploads
+from maecho.cli.commands import lab, merging, pages, uploads
 from maecho.errors import one_line
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -23,6 +23,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "inspect": uploads.inspect,
     "methods": merging.methods,
     "reproduce": lab.reproduce_,
+    "report": pages.report,
 }
 """Every command, in the order of `maecho --help`. What a command does stands in the docstring of its function."""
 
