@@ -29,6 +29,7 @@ LEAVES = {
         "cli/upload_commands.py",
         "cli/merging_commands.py",
         "cli/lab_commands.py",
+        "cli/page_commands.py",
     },
     "msgspec": {"schema.py"},
     "filelock": {"disk.py"},

@@ -12,7 +12,7 @@ import typer
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from maecho._version import __version__
-from maecho.cli import lab_commands, merging_commands, upload_commands
+from maecho.cli import lab_commands, merging_commands, page_commands, upload_commands
 from maecho.errors import one_line
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -23,6 +23,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "inspect": upload_commands.inspect,
     "methods": merging_commands.methods,
     "reproduce": lab_commands.reproduce_,
+    "report": page_commands.report,
 }
 """Every command, in the order of `maecho --help`. What a command does stands in the docstring of its function."""
 

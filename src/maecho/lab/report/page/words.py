@@ -1,0 +1,34 @@
+"""Turns the little Markdown of configs and notes into HTML: paragraphs, lists, `code` and **bold**."""
+
+from __future__ import annotations
+
+import re
+
+from maecho.lab.report.drawing.markup import Markup, element, join, text
+
+_PARTS = re.compile(r"`([^`]+)`|\*\*(.+?)\*\*|\[([^\]]+)\]\([^)]*\)")
+
+
+def paragraphs(source: str) -> Markup:
+    """Paragraphs stand between empty lines; one whose lines all begin with a hyphen is a list."""
+    found = []
+    for block in re.split(r"\n\s*\n", source.strip()):
+        if block.lstrip().startswith("- "):
+            items = re.split(r"\n?- ", "\n" + block.strip())[1:]
+            found.append(element("ul", *(element("li", line(item)) for item in items)))
+        elif block:
+            found.append(element("p", line(block)))
+    return join(*found)
+
+
+def line(source: str) -> Markup:
+    """One paragraph. A link becomes its words, since it leads to a page that is not here."""
+    source = " ".join(source.split())
+    found: list[object] = []
+    end = 0
+    for match in _PARTS.finditer(source):
+        code, bold, link = match.groups()
+        found.append(text(source[end : match.start()]))
+        found.append(element("code", code) if code else element("strong", line(bold)) if bold else line(link))
+        end = match.end()
+    return join(*found, text(source[end:]))
