@@ -16,6 +16,7 @@ from maecho.lab.columns import changes
 from maecho.lab.experiment import Experiment
 from maecho.lab.report.notes import notes
 from maecho.lab.report.tables import published_column, summarise
+from maecho.lab.training import LocalTraining
 from support import records
 from support.configs import CONFIG
 
@@ -137,6 +138,15 @@ def test_an_option_that_equals_its_default_changes_nothing() -> None:
     assert changes({"method": "ma-echo", "steps": 3, "solver": "iterate"}) == {"steps": 3}
     assert changes({"method": "echo-relay", "rounds": 2}) == {"rounds": 2}
     assert changes({"method": "regmean", "upload": {"rank": 3}}) == {"upload": {"rank": 3}}
+
+
+def test_a_quick_run_changes_what_it_says_and_keeps_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CONFIG.replace("epochs = 1", "epochs = 9\nbatch_size = 7") + "[quick.training]\nepochs = 2\n")
+    full, quick = (Experiment.load(str(path), quick=quick) for quick in (False, True))
+    assert full.training == LocalTraining(epochs=9, batch_size=7)
+    assert quick.training == LocalTraining(epochs=2, batch_size=7)
+    assert replace(quick, training=full.training, quick=False) == full
 
 
 def test_columns_are_named_in_a_list_with_commas() -> None:

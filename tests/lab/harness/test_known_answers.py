@@ -225,6 +225,20 @@ def test_bytes_are_those_of_the_client_that_sends_most(
     assert found["columns"]["echo-chain"]["bytes"] == max(sizes)
 
 
+def test_uploads_are_whole_unless_the_column_says_otherwise(
+    tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, seen = columns.make_upload, []
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append((args[3], options["rank"]))
+        return made(*args, **options)
+
+    monkeypatch.setattr(columns, "make_upload", watched)
+    run(tmp_path, {"regmean": {"method": "regmean"}, "cut": {"method": "regmean", "upload": {"rank": 2}}})
+    assert seen == [(["gram"], None)] * 3 + [(["gram"], 2)] * 3
+
+
 def test_seconds_are_of_training_gathering_and_merging(
     tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
