@@ -34,7 +34,7 @@ LEAVES = {
     "msgspec": {"schema.py"},
     "filelock": {"disk.py"},
     "daqp": {"linalg/simplex.py"},
-    "sklearn": {"lab/data/handwritten.py", "statistics/moments.py"},
+    "sklearn": {"lab/data/handwritten.py", "lab/studies/neurons.py", "statistics/moments.py"},
     "scipy": {"aggregation/matching.py"},
     "ot": {"alignment/transport.py"},
     "dp_accounting": {"privacy.py"},

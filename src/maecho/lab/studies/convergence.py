@@ -49,8 +49,8 @@ class Clients:
         return cls(centres=rng.standard_normal((n, size)), curvature=A, bases=bases)
 
     def gradients(self, w: Vector, which: Sequence[int]) -> np.ndarray:
-        gradients: np.ndarray = (w - self.centres[which]) @ self.curvature
-        return gradients
+        found: np.ndarray = (w - self.centres[which]) @ self.curvature
+        return found
 
     def direction(self, w: Vector, models: np.ndarray, which: Sequence[int]) -> Vector:
         """d̂ = −Σ 2 α_i P_i (w − v_i), with the α of Eq. (6)."""
