@@ -62,6 +62,23 @@ class Counted:
         return Found({"seed": task.seed, "third": 1 / 3}, [Lines("a", "x", "y", {"b": [[0.0, 1.0]]})])
 
 
+def test_numbers_are_short_and_stand_in_rows(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of numbers take a line each; words that look like numbers stay as they are."""
+    points = [[0.0, 1 / 3], [1e-12, -2e30]]
+    found = Found({"a": 1 / 3}, [Lines("[1,\n 2]", "[1,  2]", "y", {"[]": points})])
+    monkeypatch.setattr(Partitions, "__call__", lambda *given: found)
+    results = reproduce_study(study, tmp_path)
+    text = (tmp_path / "mine.json").read_text()
+    assert json.loads(text) == results
+    assert results["runs"][0]["numbers"] == {"a": 0.333333}
+    (chart,) = results["runs"][0]["charts"]
+    assert chart == {
+        "kind": "lines", "title": "[1,\n 2]", "x": "[1,  2]", "y": "y",
+        "series": {"[]": [[0.0, 0.333333], [1e-12, -2e30]]}, "levels": {},
+    }  # fmt: skip
+    assert "[1e-12, -2e+30]\n" in text
+
+
 def test_a_kill_loses_one_seed(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Counted(stop_at=1), Counted()
     monkeypatch.setattr(Partitions, "__call__", lambda *given: first(*given))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ Listener = Callable[[int, float, str], None]
 """Called with a seed, the share of its run that is done, and words for people."""
 DIGITS = 6
 """How many digits of a number are kept."""
+ROW = re.compile(r"\[\n([-+.,\d\seE]*)\]")
+"""A list of numbers in JSON over several lines, which no text can hold. It is written on one line, since a picture has
+thousands of numbers."""
 
 
 def reproduce_study(
@@ -78,8 +82,8 @@ def reproduce_study(
         about = {
             "seed": seed,
             **wanted,
-            "numbers": {name: float(f"{value:.{DIGITS}g}") for name, value in found.numbers.items()},
-            "charts": [charts.write(one) for one in found.charts],
+            "numbers": {name: float(value) for name, value in short(found.numbers).items()},
+            "charts": [short(charts.write(one)) for one in found.charts],
             "seconds": round(time.perf_counter() - began, 3),
             "device": machine.machine(device),
             "versions": machine.versions(),
@@ -87,6 +91,15 @@ def reproduce_study(
         results = put(path, study, about, code)
         tell(seed, 1.0, "is done")
     return results
+
+
+def short(content: Any) -> Any:
+    """The same content with DIGITS digits of every float."""
+    if isinstance(content, Mapping):
+        return {key: short(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [short(value) for value in content]
+    return float(f"{content:.{DIGITS}g}") if isinstance(content, float) else content
 
 
 def settings(question: Question) -> dict[str, Any]:
@@ -150,5 +163,6 @@ def put(path: Path, study: Study, run: Mapping[str, Any], code: Code) -> dict[st
         modules = {**results["code"], code.digest: dict(code.modules)}
         used = {one["code"] for one in results["runs"]}
         results["code"] = {digest: modules[digest] for digest in sorted(used) if digest in modules}
-        disk.write_json(path, results)
+        text = ROW.sub(lambda row: f"[{' '.join(row[1].split())}]", json.dumps(results, indent=1)) + "\n"
+        disk.write_whole(path, lambda file: file.write(text.encode()))
     return results
