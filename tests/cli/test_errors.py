@@ -107,6 +107,8 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
         "demo --out merged",
         ("merged-fedavg.safetensors must be free", "got a file of a model that was merged without it"),
     ),
+    "demo over another page": ("demo --out pages", ("report.html must be free or hold", "got another file")),
+    "demo over a folder": ("demo --out pages/other", ("report.html must be a file, got a folder",)),
     "limit of files": ("inspect large", ("of at most 4294967296 bytes", "MAECHO_MAX_FILE")),
     "inspect a pipe": ("inspect pipe", ("pipe must be a file, got a pipe",)),
     "bad beta": ("demo --out new --beta -1", ("beta", "positive", "-1")),
@@ -123,8 +125,13 @@ def test_an_error_is_one_line_and_nothing_is_written(
     Path("linked").symlink_to("ann.safetensors")
     Path("hard").hardlink_to("ann.safetensors")
     Path("there.svg").write_text("a picture")
-    for folder, name in (("others", "client-0.safetensors"), ("notes", "merged-fedavg.safetensors")):
-        Path(folder).mkdir()
+    Path("pages/other/report.html").mkdir(parents=True)
+    for folder, name in (
+        ("others", "client-0.safetensors"),
+        ("notes", "merged-fedavg.safetensors"),
+        ("pages", "report.html"),
+    ):
+        Path(folder).mkdir(exist_ok=True)
         Path(folder, name).write_bytes(uploads[0].read_bytes() if folder == "others" else b"notes")
     Path("notes", "data.py").write_text("def ann(): ...")
     Path("own").mkdir()

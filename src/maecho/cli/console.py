@@ -81,6 +81,7 @@ def show_demo(demo: Demo, folder: Path) -> None:
         table.add_row(row.name, f"{100 * row.accuracy:.1f} %", seconds, Path(row.file).name if row.file else "")
     out.print(table)
     say("What leaves a client: ", plain(f"maecho inspect {folder / 'client-0.safetensors'}", "bold"))
+    say("All of it as a page: ", plain(demo.page, "bold"), whole=True)
 
 
 def show_upload(path: Path, as_json: bool) -> None:

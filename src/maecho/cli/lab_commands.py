@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from maecho.cli import console, values
+from maecho.cli.commands.pages import open_page
 from maecho.cli.options import Json
 from maecho.errors import InputError, printable
 from maecho.lab.data.places import MissingDataError
@@ -28,6 +29,7 @@ def demo(
     beta: Annotated[float, typer.Option(help="Dirichlet β. A smaller β gives a client fewer classes.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and the training.")] = 0,
     as_json: Json = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page of the run in the browser.")] = False,
 ) -> None:
     """Show the whole job on scikit-learn's digits: split, train, upload, merge, compare.
 
@@ -40,6 +42,8 @@ def demo(
         console.print_json(dataclasses.asdict(result))
     else:
         console.show_demo(result, out)
+    if show:
+        open_page(Path(result.page))
 
 
 def reproduce_(

@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from maecho import disk
 from maecho.aggregation import aggregate
 from maecho.echo.relay import relay
 from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
+from maecho.lab.report.page import demo as pages
+from maecho.lab.report.page import document
 from maecho.lab.training import LocalTraining
 from maecho.progress import track
 from maecho.upload import storage
@@ -30,6 +33,8 @@ are small."""
 
 MADE_BY_DEMO = "demo"
 """The entry of a recipe that says how the demo was run. A later demo replaces only files that have it."""
+BEGINNING = 4096
+"""Bytes of a page that say which command made it."""
 MERGED = ("fedavg", "ma-echo", "regmean", "echo-chain")
 
 
@@ -42,6 +47,8 @@ class Row:
     seconds: float
     file: str | None
     """The file of the merged model, if there is one."""
+    per_class: tuple[float, ...]
+    """The accuracy on each digit."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +59,18 @@ class Demo:
     upload_bytes: tuple[int, ...]
     class_counts: tuple[tuple[int, ...], ...]
     rows: tuple[Row, ...]
+    page: str
+    """The file that shows all of it."""
 
 
 def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progress: bool | None = None) -> Demo:
     """Split the digits, train the clients, upload, merge and compare.
 
-    Every file is written under `out`; those of an earlier demo there are replaced.
+    Every file is written under `out`; those of an earlier demo there are replaced. The last one is a page that
+    shows the run.
     """
+    page = out / pages.NAME
+    _check_page(page)
     for i in range(clients):
         _check_free(out / f"client-{i}.safetensors", "upload")
     for method in (*MERGED, "echo-relay"):
@@ -84,7 +96,9 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         pairs.append((model, batches))
 
     test = data.batches(digits.x_test, digits.y_test, 500)
-    rows = [Row("local (mean)", fmean(evaluate(m, test).accuracy for m in models), 0.0, None)]
+    local = [evaluate(m, test) for m in models]
+    of_classes = tuple(map(fmean, zip(*(found.per_class for found in local), strict=True)))
+    rows = [Row("local (mean)", fmean(found.accuracy for found in local), 0.0, None, of_classes)]
     for method in (*MERGED, "echo-relay"):
         model = networks.build(NETWORK, rng)
         began = time.perf_counter()
@@ -96,15 +110,20 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         merged.recipe[MADE_BY_DEMO] = how
         merged.save(path)
         model.load_state_dict(merged)
-        rows.append(Row(method, evaluate(model, test).accuracy, seconds, str(path)))
+        measured = evaluate(model, test)
+        rows.append(Row(method, measured.accuracy, seconds, str(path), measured.per_class))
     rows.append(_ensemble(models, test))
     counts = [Upload.load(path, only=("classes",)).statistics.get("classes") for path in files]
-    return Demo(
+    found = Demo(
         uploads=tuple(str(path) for path in files),
         upload_bytes=tuple(path.stat().st_size for path in files),
         class_counts=tuple(tuple(c.tolist()) for c in counts if c is not None),
         rows=tuple(rows),
+        page=str(page),
     )
+    how = f"maecho demo --clients {clients} --beta {beta} --seed {seed}"
+    disk.write_text(page, pages.page(found, how))
+    return found
 
 
 def _check_free(path: Path, kind: str) -> None:
@@ -121,7 +140,17 @@ def _check_free(path: Path, kind: str) -> None:
         raise InputError(f"{path} must be free or hold what an earlier demo wrote, got a file of {whose}")
 
 
+def _check_page(path: Path) -> None:
+    """Raise InputError unless the place is free, or holds the page of an earlier demo."""
+    if not os.path.lexists(path):
+        return
+    with disk.regular(path) as file:
+        beginning = file.read(BEGINNING).decode(errors="replace")
+    if document.maker_of(beginning) != pages.MAKER:
+        raise InputError(f"{path} must be free or hold what an earlier demo wrote, got another file")
+
+
 def _ensemble(models: list[nn.Module], test: data.Batches) -> Row:
     began = time.perf_counter()
-    accuracy = evaluate(Ensemble(models, "probabilities"), test).accuracy
-    return Row(f"ensemble of {len(models)}", accuracy, time.perf_counter() - began, None)
+    found = evaluate(Ensemble(models, "probabilities"), test)
+    return Row(f"ensemble of {len(models)}", found.accuracy, time.perf_counter() - began, None, found.per_class)

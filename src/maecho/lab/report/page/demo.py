@@ -1,0 +1,93 @@
+"""The page of `maecho demo`: what every client has and sends, and how good the merged models are, class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maecho.formatting import size
+from maecho.lab.charts import Bubbles, Lines, Scatter
+from maecho.lab.report.drawing.drawn import Look
+from maecho.lab.report.drawing.markup import Markup, element
+from maecho.lab.report.page.document import document, note
+from maecho.lab.report.page.plots import plot, plots
+from maecho.lab.report.page.tables import Cell, table
+
+if TYPE_CHECKING:
+    from maecho.lab.demo import Demo, Row
+
+MAKER = "maecho demo"
+NAME = "report.html"
+"""The page's name in the folder of the demo."""
+SECONDS = Look(x="log", names=True, width=520, height=330)
+
+
+def page(demo: Demo, how: str) -> str:
+    """One HTML file. `how` says what was run."""
+    lead = (
+        f"{len(demo.uploads)} clients share the digits of scikit-learn. Each trains a network on its own part and "
+        f"uploads one file. The server merges the files; echo-relay asks the clients again. Run by: {how}"
+    )
+    links = [("clients", "What the clients have"), ("models", "How good the models are")]
+    return document("One-shot federated learning of digits", note(lead), links, [_clients(demo), _models(demo)], MAKER)
+
+
+def _clients(demo: Demo) -> Markup:
+    rows = [
+        [
+            Cell(Path(path).name, path),
+            Cell(f"{sum(counts):,}", float(sum(counts)), "number"),
+            Cell(str(sum(count > 0 for count in counts)), float(sum(count > 0 for count in counts)), "number"),
+            Cell(size(sent), float(sent), "number"),
+        ]
+        for path, counts, sent in zip(demo.uploads, demo.class_counts, demo.upload_bytes, strict=True)
+    ]
+    chart = Bubbles("Examples of each digit at each client", "class", "client", [list(c) for c in demo.class_counts])
+    return element(
+        "section",
+        element("h2", "What the clients have", id="clients"),
+        plots(plot(chart)),
+        table("The files that leave the clients", ("file", "examples", "classes", "size"), rows),
+        aria_labelledby="clients",
+    )
+
+
+def _models(demo: Demo) -> Markup:
+    classes = range(len(demo.rows[0].per_class))
+    curves = {row.name: [[float(k), 100 * row.per_class[k]] for k in classes] for row in demo.rows}
+    timed = {row.name: [[row.seconds, 100 * row.accuracy]] for row in demo.rows if row.seconds}
+    return element(
+        "section",
+        element("h2", "How good the models are", id="models"),
+        _accuracies(demo.rows),
+        plots(
+            plot(Lines("Accuracy on each digit", "class", "accuracy, per cent", curves)),
+            plot(Scatter("Accuracy and seconds", "seconds after the uploads", "accuracy, per cent", timed), SECONDS),
+        ),
+        _per_class(demo.rows),
+        aria_labelledby="models",
+    )
+
+
+def _accuracies(rows: Sequence[Row]) -> Markup:
+    lines = [
+        [
+            Cell(row.name, row.name),
+            Cell(f"{100 * row.accuracy:.2f} %", row.accuracy, "number"),
+            Cell(element("meter", f"{100 * row.accuracy:.0f} %", min="0", max="1", value=f"{row.accuracy:.4f}")),
+            Cell(f"{row.seconds:.3f}" if row.seconds else "", row.seconds or None, "number"),
+            Cell(Path(row.file).name if row.file else ""),
+        ]
+        for row in rows
+    ]
+    return table("Accuracy on all ten digits", ("model", "accuracy", "from 0 to 100 %", "seconds", "file"), lines)
+
+
+def _per_class(rows: Sequence[Row]) -> Markup:
+    lines = [
+        [Cell(row.name, row.name), *(Cell(f"{100 * share:.0f}", share, "number") for share in row.per_class)]
+        for row in rows
+    ]
+    heads = ("model", *map(str, range(len(rows[0].per_class))))
+    return table("Accuracy on each digit, in per cent", heads, lines)
