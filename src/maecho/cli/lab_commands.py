@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from maecho.cli import console, values
-from maecho.cli.commands.pages import open_page
 from maecho.cli.options import Json
+from maecho.cli.page_commands import open_page
 from maecho.errors import InputError, printable
 from maecho.lab.data.places import MissingDataError
 from maecho.lab.experiment import Experiment, every_name, is_study

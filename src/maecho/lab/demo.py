@@ -121,8 +121,7 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         rows=tuple(rows),
         page=str(page),
     )
-    how = f"maecho demo --clients {clients} --beta {beta} --seed {seed}"
-    disk.write_text(page, pages.page(found, how))
+    disk.write_text(page, pages.page(found, f"maecho demo --clients {clients} --beta {beta} --seed {seed}"))
     return found
 
 
