@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from maecho.formatting import size
 from maecho.lab.charts import Bubbles, Lines, Scatter
 from maecho.lab.report.drawing.drawn import Look
-from maecho.lab.report.drawing.markup import Markup, element
+from maecho.lab.report.drawing.markup import Markup, element, join
 from maecho.lab.report.page.document import document, note
 from maecho.lab.report.page.plots import plot, plots
 from maecho.lab.report.page.tables import Cell, table
@@ -20,17 +20,23 @@ if TYPE_CHECKING:
 MAKER = "maecho demo"
 NAME = "report.html"
 """The page's name in the folder of the demo."""
-SECONDS = Look(x="log", names=True, width=520, height=330)
+SECONDS = Look(x="log", names=True, width=480, height=330)
 
 
 def page(demo: Demo, how: str) -> str:
     """One HTML file. `how` says what was run."""
     lead = (
         f"{len(demo.uploads)} clients share the digits of scikit-learn. Each trains a network on its own part and "
-        f"uploads one file. The server merges the files; echo-relay asks the clients again. Run by: {how}"
+        "uploads one file. The server merges the files; echo-relay asks the clients again. Run by: "
     )
     links = [("clients", "What the clients have"), ("models", "How good the models are")]
-    return document("One-shot federated learning of digits", note(lead), links, [_clients(demo), _models(demo)], MAKER)
+    return document(
+        "One-shot federated learning of digits",
+        note(join(lead, element("code", how))),
+        links,
+        [_clients(demo), _models(demo)],
+        MAKER,
+    )
 
 
 def _clients(demo: Demo) -> Markup:
@@ -75,13 +81,20 @@ def _accuracies(rows: Sequence[Row]) -> Markup:
         [
             Cell(row.name, row.name),
             Cell(f"{100 * row.accuracy:.2f} %", row.accuracy, "number"),
-            Cell(element("meter", f"{100 * row.accuracy:.0f} %", min="0", max="1", value=f"{row.accuracy:.4f}")),
+            Cell(
+                element("meter", f"{100 * row.accuracy:.0f} %", min="0", max="1", value=f"{row.accuracy:.4f}"),
+                row.accuracy,
+            ),
             Cell(f"{row.seconds:.3f}" if row.seconds else "", row.seconds or None, "number"),
             Cell(Path(row.file).name if row.file else ""),
         ]
         for row in rows
     ]
     return table("Accuracy on all ten digits", ("model", "accuracy", "from 0 to 100 %", "seconds", "file"), lines)
+
+
+def _meter(share: float) -> Markup:
+    return element("meter", f"{100 * share:.0f} %", min="0", max="1", value=f"{share:.4f}")
 
 
 def _per_class(rows: Sequence[Row]) -> Markup:
