@@ -119,7 +119,8 @@ def test_methods(run: Run) -> None:
 
 def test_reproduce_without_a_name(run: Run) -> None:
     lines = run("reproduce").out.splitlines()
-    assert [line.split(":")[0] for line in lines] == experiment.names()
+    assert [line.split(":")[0] for line in lines] == experiment.every_name()
+    assert "figure-2: Figure 2: how the classes are shared out" in lines
 
 
 def test_reproduce_all(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +166,10 @@ def test_demo(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     for file in [*said["uploads"], *(row["file"] for row in said["rows"] if row["file"])]:
         assert files.read_about(Path(file), "model" if "merged" in file else "upload")
     assert [Path(file).stat().st_size for file in said["uploads"]] == said["upload_bytes"]
+    about = [files.read_about(Path(file), "upload")["recipe"]["demo"] for file in said["uploads"]]
+    assert about == [{"clients": 2, "beta": 0.01, "seed": 0}] * 2
+    again = run(f"demo --clients 2 --out {tmp_path / 'demo'} --json").json  # it replaces what it made
+    assert [row["accuracy"] for row in again["rows"]] == [row["accuracy"] for row in said["rows"]]
     assert {row["name"] for row in said["rows"]} > set(demo.MERGED)
     assert all(0 <= row["accuracy"] <= 1 for row in said["rows"])
     page = Path(said["page"])

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -20,18 +27,21 @@ from maecho.aggregation import Guide, Merged
 from maecho.errors import printable
 from maecho.evaluation import Evaluation
 from maecho.formatting import size
+from maecho.lab.report.findings import short
 from maecho.lab.report.notes import notes
 from maecho.lab.report.tables import Ladder
 from maecho.progress import stderr
 from maecho.upload import inspection
 from maecho.upload.header import not_sent
-from maecho.upload.upload import Upload, read_header
+from maecho.upload.upload import read
 
 if TYPE_CHECKING:
     from maecho.lab.demo import Demo
     from maecho.lab.experiment import Experiment
     from maecho.lab.harness.runs import Event
+    from maecho.lab.report.findings import Finding
     from maecho.lab.report.tables import Figure
+    from maecho.lab.studies.config import Study
 
 out = Console()
 
@@ -76,7 +86,7 @@ def show_demo(demo: Demo, folder: Path) -> None:
 
 def show_upload(path: Path, as_json: bool) -> None:
     """Print the content of an upload's file, who made it, and what it can reveal."""
-    upload, header, total = Upload.load(path), read_header(path), path.stat().st_size
+    (upload, header), total = read(path), path.stat().st_size
     if as_json:
         print_json(
             {
@@ -168,13 +178,14 @@ def show_methods(methods: Mapping[str, tuple[Guide, Mapping[str, Any]]]) -> None
 def show_ladders(ladders: Sequence[Ladder]) -> None:
     """Print what each further round on real data brings, and what it costs."""
     for one in ladders:
-        drawn = Table(title=f"From one shot to a round a layer. {one.title}", title_justify="left", title_style="bold")
+        title = plain(f"From one shot to a round a layer. {one.title}", "bold")
+        drawn = Table(title=title, title_justify="left")
         for column in ("rounds", "where real data are asked", "a client uploads", "times the weights", *one.cells):
-            drawn.add_column(column, justify="left" if column.startswith("where") else "right")
+            drawn.add_column(plain(column), justify="left" if column.startswith("where") else "right")
         for rung in one.rungs:
             drawn.add_row(
-                str(rung.rounds),
-                rung.asked,
+                plain(rung.rounds),
+                plain(rung.asked),
                 size(rung.bytes),
                 f"{rung.bytes / one.weights:.1f}",
                 *("not run" if accuracy is None else f"{accuracy:.1f} %" for accuracy in rung.accuracies),
@@ -206,6 +217,37 @@ def run_progress(experiment: Experiment, columns: int) -> Iterator[Callable[[Eve
         yield on_event
 
 
+@contextlib.contextmanager
+def study_progress(study: Study) -> Iterator[Callable[[int, float, str], None]]:
+    """A bar of a study's runs on stderr: what runs, and how long it still takes. Gives the function to call for every
+    event. Why a run is repeated, or trusted, is printed."""
+    shown = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*shown, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(escape(printable(study.name)), total=len(study.seeds))
+
+        def on_event(seed: int, share: float, text: str) -> None:
+            if text.startswith(("is run again", "is kept")):
+                stderr().print(plain(f"{study.name}: seed {seed} {text}"), soft_wrap=True)
+            words = escape(printable(f"{study.name}: seed {seed} {text}"))
+            bar.update(task, completed=study.seeds.index(seed) + share, description=words)
+
+        yield on_event
+
+
+def show_findings(study: Study, found: Sequence[Finding], path: Path) -> None:
+    """Print the numbers of a study."""
+    quick = " (quick: small data instead of the paper's)" if study.quick else ""
+    say(plain(f"{study.title}{quick}", "bold"))
+    drawn = Table()
+    drawn.add_column("what was measured")
+    for column in ("mean over seeds", "range"):
+        drawn.add_column(column, justify="right")
+    for one in found:
+        drawn.add_row(plain(one.name), short(one.mean), one.range)
+    out.print(drawn)
+    say("Every run, with its charts, seconds and versions: ", plain(path), whole=True)
+
+
 def show_results(
     experiment: Experiment, table: Sequence[tuple[Mapping[str, Any], Mapping[str, Figure]]], path: Path
 ) -> None:
@@ -215,7 +257,8 @@ def show_results(
     say(plain(f"{experiment.title}{quick}", "bold"), ": mean over seeds, low–high, [paper], in per cent")
     columns = list(experiment.methods)
     # Long names are broken after commas and hyphens.
-    headings = {c: c if len(c) <= 9 else c.replace(", ", ",\n").replace("-", "-\n") for c in columns}
+    shown = {c: printable(c) for c in columns}
+    headings = {c: s if len(s) <= 9 else s.replace(", ", ",\n").replace("-", "-\n") for c, s in shown.items()}
     width = max(9, *(len(line) for heading in headings.values() for line in heading.splitlines()))
     at_once = max(1, (out.width - 28) // (width + 3))
     for first in range(0, len(columns), at_once):

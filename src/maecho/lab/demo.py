@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -15,7 +15,7 @@ from torch import nn
 from maecho import disk
 from maecho.aggregation import aggregate
 from maecho.echo.relay import relay
-from maecho.errors import InputError, UploadError
+from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
 from maecho.lab.report.page import demo as pages
@@ -31,6 +31,8 @@ TRAINING = LocalTraining(epochs=60, learning_rate=0.05, momentum=0.5, batch_size
 """Every client fits its own data in these epochs. The projector gets at most one direction from each batch, so batches
 are small."""
 
+MADE_BY_DEMO = "demo"
+"""The entry of a recipe that says how the demo was run. A later demo replaces only files that have it."""
 BEGINNING = 4096
 """Bytes of a page that say which command made it."""
 MERGED = ("fedavg", "ma-echo", "regmean", "echo-chain")
@@ -73,6 +75,7 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         _check_free(out / f"client-{i}.safetensors", "upload")
     for method in (*MERGED, "echo-relay"):
         _check_free(out / f"merged-{method}.safetensors", "model")
+    how = {"clients": clients, "beta": beta, "seed": seed}
     digits = data.digits()
     parts = partition.dirichlet(digits.y_train.numpy(), clients, beta, np.random.default_rng(seed))
     rng = torch.Generator().manual_seed(seed)
@@ -86,7 +89,8 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         TRAINING(model, x, y, rng)
         batches = data.batches(x, y, TRAINING.batch_size, rng)
         path = out / f"client-{i}.safetensors"
-        make_upload(model, batches, client=f"client-{i}", progress=False).save(path)
+        made = make_upload(model, batches, client=f"client-{i}", progress=False)
+        replace(made, recipe={**made.recipe, MADE_BY_DEMO: how}).save(path)
         models.append(model)
         files.append(path)
         pairs.append((model, batches))
@@ -103,6 +107,7 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         )
         seconds = time.perf_counter() - began
         path = out / f"merged-{method}.safetensors"
+        merged.recipe[MADE_BY_DEMO] = how
         merged.save(path)
         model.load_state_dict(merged)
         measured = evaluate(model, test)
@@ -116,8 +121,7 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         rows=tuple(rows),
         page=str(page),
     )
-    how = f"maecho demo --clients {clients} --beta {beta} --seed {seed}"
-    disk.write_text(page, pages.page(found, how))
+    disk.write_text(page, pages.page(found, f"maecho demo --clients {clients} --beta {beta} --seed {seed}"))
     return found
 
 
@@ -127,11 +131,12 @@ def _check_free(path: Path, kind: str) -> None:
         return
     try:
         about = storage.read_about(path, kind)
-    except UploadError as error:
+    except InputError as error:
         raise InputError(f"{path} must be free or hold what an earlier demo wrote, got another file") from error
-    said = about.get("client") if kind == "upload" else about.get("recipe", {}).get("method")
-    if said != path.stem.removeprefix("merged-"):
-        raise InputError(f"{path} must be free or hold what an earlier demo wrote, got a file of {said!r}")
+    recipe = about.get("recipe")
+    if not isinstance(recipe, dict) or MADE_BY_DEMO not in recipe:
+        whose = repr(about.get("client")) if kind == "upload" else "a model that was merged without it"
+        raise InputError(f"{path} must be free or hold what an earlier demo wrote, got a file of {whose}")
 
 
 def _check_page(path: Path) -> None:

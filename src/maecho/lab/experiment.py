@@ -138,8 +138,8 @@ class Experiment:
         """What the cell says beside the training."""
         return {key: value for key, value in cell.items() if key not in TRAINING}
 
-    def named(self, text: str) -> list[str]:
-        """Columns from a list with commas. A column's own name may hold commas too."""
+    def columns_in(self, text: str) -> list[str]:
+        """The columns that a text lists, separated by commas. The name of a column may hold commas, too."""
         parts, found = [part.strip() for part in text.split(",")], []
         while parts:
             fits = [n for n in range(len(parts), 0, -1) if ", ".join(parts[:n]) in self.methods]
@@ -150,7 +150,7 @@ class Experiment:
         return found
 
     def _check(self, keys: Collection[str]) -> None:
-        """Refuse what is misspelt, so that it does not run as something else."""
+        """Raise ValueError for unknown entries. A misspelt entry would otherwise be ignored, without a word."""
         unknown = sorted(set(keys) - {f.name for f in fields(self)})
         if unknown:
             raise ValueError(f"{unknown[0]!r}, which means nothing here")
@@ -185,12 +185,28 @@ def folder() -> Path:
     return CHECKOUT if CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "experiments"
 
 
-def names() -> list[str]:
+def every_name() -> list[str]:
+    """The names of all configs: of tables of accuracies, and of studies."""
     return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def names() -> list[str]:
+    """The names of the configs that describe tables of accuracies, which `Experiment.load` reads."""
+    return [name for name in every_name() if not is_study(name)]
+
+
+def is_study(name: str) -> bool:
+    """Whether a config describes a study, which `Study.load` reads."""
+    try:
+        return "study" in tomllib.loads(find(name).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 def find(name: str) -> Path:
     path = Path(name) if name.endswith(".toml") else folder() / f"{name}.toml"
     if not path.is_file():
-        raise InputError(f"experiment must be one of {', '.join(names())} or the path of a .toml file, got {name!r}")
+        raise InputError(
+            f"experiment must be one of {', '.join(every_name())} or the path of a .toml file, got {name!r}"
+        )
     return path

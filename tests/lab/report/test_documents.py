@@ -12,6 +12,9 @@ from maecho.errors import InputError
 from maecho.lab import experiment
 from maecho.lab.experiment import Experiment
 from maecho.lab.report import documents, tables
+from maecho.lab.report.findings import study_section
+from maecho.lab.studies.config import Study
+from maecho.statistics import STATISTICS
 from support import records
 from support.configs import HEAD
 from support.records import record
@@ -37,16 +40,36 @@ echo-chain = { method = "echo-chain" }
 def test_the_pages_on_disk_are_those_that_would_be_written() -> None:
     """If this fails, run `make docs`."""
     found = documents.pages(ROOT)
-    assert {path.relative_to(ROOT).as_posix() for path in found} == {"README.md", "docs/methods.md", "docs/results.md"}
+    expected = {"README.md", "docs/methods.md", "docs/results.md", "docs/uploads.md"}
+    assert {path.relative_to(ROOT).as_posix() for path in found} == expected
     for path, text in found.items():
         assert path.read_text(encoding="utf-8") == text, path.name
+
+
+def test_a_new_statistic_is_one_more_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Medians(type(STATISTICS["gram"])):  # type: ignore[misc]
+        reveals = "The | of every input."
+        by_default = False
+        private = True
+
+    before = documents.statistic_table().splitlines()
+    monkeypatch.setitem(STATISTICS, "medians", Medians())
+    row = documents.statistic_table().splitlines()[-1]
+    assert row.startswith("| `medians` | sum of x xᵀ over the inputs")
+    assert row.endswith(r"| The \| of every input. | one matrix for each name | on demand, also with privacy |  |")
+    assert documents.statistic_table().splitlines()[:-1] == before
+    assert [line.split("|")[1].strip() for line in before[2:]] == ["`weights`", *(f"`{n}`" for n in STATISTICS)][:-1]
 
 
 def test_everything_measured_is_shown() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     names = [path.stem for path in (experiment.folder() / "results").glob("*.json") if "-quick" not in path.stem]
     assert len(names) >= 7
-    for name in names:
+    for name in (one for one in names if experiment.is_study(one)):
+        study = Study.load(name)
+        results = json.loads((experiment.folder() / "results" / f"{name}.json").read_text())
+        assert study_section(study, results) in page
+    for name in (one for one in names if not experiment.is_study(one)):
         config = Experiment.load(name)
         results = documents.committed(config)
         assert results is not None
@@ -127,3 +150,28 @@ def test_documents_are_written_in_a_checkout_alone(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(experiment, "CHECKOUT", tmp_path / "nothing")
     with pytest.raises(InputError, match="documents are written in a checkout, got an installed package"):
         documents.main()
+
+
+def test_a_study_is_one_config_and_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "CHECKOUT", tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "mine.toml").write_text(CONFIG.replace("order = 1", "order = 2"))
+    (tmp_path / "yours.toml").write_text(
+        'title = "Yours"\nstudy = "partitions"\nseeds = [0]\n[document]\norder = 1\npicture = "yours.svg"\n'
+    )
+    (tmp_path / "results" / "mine.json").write_text(json.dumps({"format": 2, "runs": [], "code": {}}))
+    run = {"seed": 0, "numbers": {"classes": 2.5}}
+    (tmp_path / "results" / "yours.json").write_text(json.dumps({"format": 2, "runs": [run], "code": {}}))
+    found = documents.result_sections()
+    assert found.index("## Yours") < found.index("## A table of mine")
+    assert found.splitlines()[:9] == [
+        "## Yours",
+        "",
+        "| what was measured | with one seed | range |",
+        "|---|---|---|",
+        "| classes | 2.5 |  |",
+        "",
+        "![Yours](yours.svg)",
+        "",
+        "`maecho reproduce yours`",
+    ]

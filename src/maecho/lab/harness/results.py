@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from maecho import disk
 from maecho.errors import InputError
@@ -25,7 +25,16 @@ NEEDED = ("settings", "data", "clients", "code")
 """The entries without which a record cannot be compared with what would be measured now."""
 
 
-def results_path(experiment: Experiment, out: Path | None = None) -> Path:
+class Named(Protocol):
+    """Something that has results."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def quick(self) -> bool: ...
+
+
+def results_path(experiment: Named, out: Path | None = None) -> Path:
     """The file of the results, by default in `results_folder`."""
     return (out or results_folder()) / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
 

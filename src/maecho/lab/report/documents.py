@@ -1,7 +1,8 @@
 """The generated parts of the documentation, each between `<!-- NAME: … -->` and `<!-- end -->` on its page.
 
-`make docs` (`python -m maecho.lab.report.documents`) writes them from METHODS, from the configs in `experiments/` and
-from the results beside these. A test holds that the pages on disk are what would be written. Nothing is run.
+`make docs` (`python -m maecho.lab.report.documents`) writes them from METHODS and STATISTICS, from the configs in
+`experiments/` and from the results beside these. A test holds that the pages on disk are what would be written. Nothing
+is run.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from maecho.aggregation import METHODS
+from maecho.aggregation import METHODS, gathered_for
 from maecho.errors import InputError
 from maecho.formatting import markdown_table
 from maecho.lab import experiment as configs
 from maecho.lab.experiment import Experiment
 from maecho.lab.report.curves import curves_markdown
+from maecho.lab.report.findings import study_sections
 from maecho.lab.report.notes import notes
 from maecho.lab.report.seconds import seconds_markdown
 from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
+from maecho.statistics import STATISTICS, Options
+from maecho.statistics.parts import COUNTS, GAUSSIANS, MATRICES, TENSORS
+from maecho.upload.inspection import OF_WEIGHTS
 
 FRONT_ROWS = {
     "local": "a client's own model, mean",
@@ -35,6 +40,8 @@ FRONT_CELLS = (
     {"clients": 5, "beta": 0.01, "init": "same"},
     {"clients": 50, "beta": 0.1, "init": "same"},
 )
+FORMS = {TENSORS: "one tensor", COUNTS: "one tensor", MATRICES: "one matrix", GAUSSIANS: "Gaussians"}
+"""The kinds of parts that several statistics have, in the words of docs/uploads.md."""
 
 
 def method_table() -> str:
@@ -59,11 +66,23 @@ def option_table() -> str:
     return markdown_table(("method", "class in `maecho.aggregation`", "options"), rows)
 
 
+def statistic_table() -> str:
+    """What each part of an upload holds and can reveal, how it is stored, when it is sent, and which methods read
+    it."""
+    rows = [["`weights`", "the state_dict", OF_WEIGHTS, "one tensor for each name", "always", "all"]]
+    for name, statistic in STATISTICS.items():
+        form = FORMS.get(statistic.kind, "a form of its own") + (" for each name" if statistic.by_name else "")
+        sent = ("by default" if statistic.by_default else "on demand") + (", also with privacy" * statistic.private)
+        users = [f"`{method}`" for method, one in METHODS.items() if name in gathered_for(one)]
+        rows.append([f"`{name}`", statistic.recipe(Options()), statistic.reveals, form, sent, ", ".join(users)])
+    return markdown_table(("part", "what it holds", "what it can reveal", "stored as", "sent", "read by"), rows)
+
+
 def result_sections() -> str:
     """A section for every config that has results."""
-    found = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
-    found.sort(key=lambda pair: (pair[0].document.order, pair[0].name))
-    return "\n\n".join(section(experiment, results) for experiment, results in found if results is not None)
+    measured = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
+    tables = [(one.document.order, one.name, section(one, results)) for one, results in measured if results is not None]
+    return "\n\n".join(text for _, _, text in sorted([*tables, *study_sections()]))
 
 
 def section(experiment: Experiment, results: Mapping[str, Any]) -> str:
@@ -100,6 +119,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"table-1": front_table},
     "docs/methods.md": {"methods": method_table, "options": option_table},
     "docs/results.md": {"results": result_sections},
+    "docs/uploads.md": {"statistics": statistic_table},
 }
 """Page -> name of the part -> what makes it."""
 

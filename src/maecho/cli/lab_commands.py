@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from maecho.cli import console, values
-from maecho.cli.commands.pages import open_page
 from maecho.cli.options import Json
-from maecho.errors import InputError
+from maecho.cli.page_commands import open_page
+from maecho.errors import InputError, printable
 from maecho.lab.data.places import MissingDataError
-from maecho.lab.experiment import Experiment, names
+from maecho.lab.experiment import Experiment, every_name, is_study
 from maecho.lab.harness.results import results_path
 from maecho.lab.harness.runs import reproduce
 from maecho.lab.report import plots
+from maecho.lab.report.findings import findings, findings_markdown
 from maecho.lab.report.tables import markdown, summarise
+from maecho.lab.studies.config import Study
+from maecho.lab.studies.runs import reproduce_study
 
 
 def demo(
@@ -72,16 +75,27 @@ def reproduce_(
         if every and given is not None:
             raise InputError(f"--all must come without {option}, got both")
     if name is None and not every:
-        for known in names():
-            print(f"{known}: {Experiment.load(known).title}")
+        for known in every_name():
+            print(printable(f"{known}: {_load(known).title}"))
         return
-    experiments = [Experiment.load(one, quick) for one in ([name] if name else names())]
+    chosen = [_load(one, quick) for one in ([name] if name else every_name())]
+    for option, given in (("--columns", columns), ("--picture", picture)):
+        if isinstance(chosen[0], Study) and name is not None and given is not None:
+            raise InputError(f"{option} must come with a table of accuracies, got the study {chosen[0].name}")
     if picture is not None:
         plots.check(picture)
         values.check_out(picture, force, option="--picture")
     found, missing = {}, []
-    for experiment in experiments:
-        wanted = [] if show else list(experiment.methods) if columns is None else experiment.named(columns)
+    for experiment in chosen:
+        if isinstance(experiment, Study):
+            try:
+                found[experiment.name] = _study(experiment, out, device, not show, trust, as_markdown, as_json)
+            except MissingDataError as error:
+                if not every:
+                    raise
+                missing.append(f"{experiment.name} ({error})")
+            continue
+        wanted = [] if show else list(experiment.methods) if columns is None else experiment.columns_in(columns)
         try:
             with console.run_progress(experiment, len(wanted)) as on_event:
                 results = reproduce(experiment, out, jobs, device, on_event, wanted, trust)
@@ -99,6 +113,23 @@ def reproduce_(
         if picture is not None:
             plots.against_bytes(experiment, table, picture)
     if as_json:
-        console.print_json(found if every else found[experiments[0].name])
+        console.print_json(found if every else found[chosen[0].name])
     if missing:
-        raise InputError(f"{len(found)} of {len(experiments)} are reproduced, got no data for {'; '.join(missing)}")
+        raise InputError(f"{len(found)} of {len(chosen)} are reproduced, got no data for {'; '.join(missing)}")
+
+
+def _load(name: str, quick: bool = False) -> Experiment | Study:
+    return Study.load(name, quick) if is_study(name) else Experiment.load(name, quick)
+
+
+def _study(
+    study: Study, out: Path | None, device: str, run: bool, trust: bool, as_markdown: bool, as_json: bool
+) -> dict[str, Any]:
+    """Reproduce a study and show its numbers."""
+    with console.study_progress(study) as on_event:
+        results = reproduce_study(study, out, device, on_event, run, trust)
+    if as_markdown:
+        print(findings_markdown(study, results))
+    elif not as_json:
+        console.show_findings(study, findings(study, results), results_path(study, out))
+    return results

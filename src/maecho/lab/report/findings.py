@@ -1,0 +1,80 @@
+"""The numbers of a study: their mean and range over seeds."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from maecho.formatting import markdown_table
+from maecho.lab import experiment as configs
+from maecho.lab.studies.config import Study
+
+SHOWN = 4
+"""How many digits of a number are shown."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One number of a study, over its seeds."""
+
+    name: str
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def range(self) -> str:
+        """From the lowest to the highest; empty if they show as one."""
+        low, high = short(self.low), short(self.high)
+        return "" if low == high else f"{low} to {high}"
+
+
+def findings(study: Study, results: Mapping[str, Any]) -> list[Finding]:
+    """Every number of the runs with the config's seeds."""
+    runs = [run["numbers"] for run in results["runs"] if run["seed"] in study.seeds]
+    found = []
+    for name in dict.fromkeys(name for numbers in runs for name in numbers):
+        values = [numbers[name] for numbers in runs if name in numbers]
+        found.append(Finding(name, statistics.fmean(values), min(values), max(values)))
+    return found
+
+
+def short(number: float) -> str:
+    """A number in few digits: 97.86, 0.00123, 1.2e-09."""
+    return f"{float(f'{number:.{SHOWN}g}'):g}"
+
+
+def findings_markdown(study: Study, results: Mapping[str, Any]) -> str:
+    """A table with a row for each number."""
+    rows = [[one.name, short(one.mean), one.range] for one in findings(study, results)]
+    seeds = len([run for run in results["runs"] if run["seed"] in study.seeds])
+    heads = ("what was measured", f"mean of {seeds} seeds" if seeds > 1 else "with one seed", "range")
+    return markdown_table(heads, rows)
+
+
+def study_section(study: Study, results: Mapping[str, Any]) -> str:
+    """What the config says in `[document]`, and what was measured."""
+    document = study.document
+    parts = [
+        f"## {document.heading or study.title}",
+        document.text.strip(),
+        findings_markdown(study, results),
+        f"![{study.title}]({document.picture})" if document.picture else "",
+        f"`maecho reproduce {study.name}`",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def study_sections() -> list[tuple[int, str, str]]:
+    """The order, the name and the section of every study that has results."""
+    found = []
+    for name in configs.every_name():
+        path = configs.folder() / "results" / f"{name}.json"
+        if configs.is_study(name) and path.is_file():
+            study = Study.load(name)
+            results = json.loads(path.read_text(encoding="utf-8"))
+            found.append((study.document.order, name, study_section(study, results)))
+    return found
