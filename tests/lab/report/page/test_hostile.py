@@ -36,11 +36,29 @@ def test_a_study_shows_its_numbers_and_charts(tree: Node) -> None:
     assert len(section.all("figure")) == 2 * 5
     numbers = next(one for one in section.all("table") if "numbers" in one.one("caption").text)
     rows = [[cell.text for cell in row.all("th") + row.all("td")] for row in numbers.one("tbody").all("tr")]
-    assert [row[1:] for row in rows][:2] == [["0.123457", "0.123457"], ["1", "1"]]
+    assert [row[1:] for row in rows][:2] == [["0.123457", "0.123457", "0.123457"], ["1", "1", "1"]]
     assert rows[1][0] == "inner, a"
     facts = [one.text for one in section.all("dd")]
     assert "1.5" in facts
     assert "1, 2" in facts
+
+
+def test_a_study_stands_where_its_config_says(folder: Path) -> None:
+    """The page has an order; the study's config is in `experiments/`."""
+    tree = parse(page(*collect(folder)))
+    names = [
+        one.attributes["aria-labelledby"]
+        for one in tree.one("main").all(
+            "section",
+        )
+        if one.all("h2")
+    ]
+    assert names == ["overview", "stand-ins", "figure-2", "mine"]
+    quick = json.loads((folder / "figure-2.json").read_text()) | {"quick": True, "runs": []}
+    (folder / "figure-2-quick.json").write_text(json.dumps(quick))
+    section = parse(page(*collect(folder))).one("section", aria_labelledby="figure-2-quick")
+    assert "In place of the paper's data and network" in section.text
+    assert "There are no runs yet." in section.text
 
 
 def test_what_one_asked_for_is_shown(tree: Node) -> None:
@@ -67,7 +85,7 @@ def test_a_quick_run_says_so(folder: Path) -> None:
     tree = parse(page(*collect(folder)))
     quick = tree.one("section", aria_labelledby="mine-quick")
     assert quick.one("h2").text.endswith("(quick)")
-    assert "In place of the paper's data and network stands the digits" in quick.text
+    assert "In place of the paper's data and network: the digits of scikit-learn" in quick.text
     assert "maecho reproduce mine --quick" in quick.text
     assert not tree.one("section", aria_labelledby="mine").all(class_="stand-in")
 
