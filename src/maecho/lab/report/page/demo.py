@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from maecho import disk
+from maecho.errors import InputError
 from maecho.formatting import size
 from maecho.lab.charts import Bubbles, Lines, Scatter
+from maecho.lab.demo import Demo, Row
 from maecho.lab.report.drawing.drawn import Look
 from maecho.lab.report.drawing.markup import Markup, element, join
-from maecho.lab.report.page.document import document, note
+from maecho.lab.report.page.document import document, maker_of, note
 from maecho.lab.report.page.plots import plot, plots
 from maecho.lab.report.page.tables import Cell, table
-
-if TYPE_CHECKING:
-    from maecho.lab.demo import Demo, Row
 
 MAKER = "maecho demo"
 NAME = "report.html"
 """The page's name in the folder of the demo."""
+BEGINNING = 4096
+"""Bytes of a page that say which command made it."""
 SECONDS = Look(x="log", names=True, width=480, height=330)
+
+
+def place(folder: Path) -> Path:
+    """Where the page goes. Raises InputError unless the place is free, or holds the page of an earlier demo."""
+    path = folder / NAME
+    if os.path.lexists(path):
+        with disk.regular(path) as file:
+            beginning = file.read(BEGINNING).decode(errors="replace")
+        if maker_of(beginning) != MAKER:
+            raise InputError(f"{path} must be free or hold what an earlier demo wrote, got another file")
+    return path
 
 
 def page(demo: Demo, how: str) -> str:
