@@ -62,7 +62,7 @@ def say(*parts: str | Text | tuple[str, str], whole: bool = False) -> None:
     out.print(Text.assemble(*parts), soft_wrap=whole)
 
 
-def show_demo(demo: Demo, folder: Path) -> None:
+def show_demo(demo: Demo, folder: Path, page: Path) -> None:
     """Print the clients' uploads and the accuracy of every model."""
     who = Table(title=Text.assemble("The clients' uploads, in ", plain(folder)), title_justify="left")
     who.add_column("file")
@@ -81,7 +81,7 @@ def show_demo(demo: Demo, folder: Path) -> None:
         table.add_row(row.name, f"{100 * row.accuracy:.1f} %", seconds, Path(row.file).name if row.file else "")
     out.print(table)
     say("What leaves a client: ", plain(f"maecho inspect {folder / 'client-0.safetensors'}", "bold"))
-    say("All of it as a page: ", plain(demo.page, "bold"), whole=True)
+    say("All of it as a page: ", plain(page, "bold"), whole=True)
 
 
 def show_upload(path: Path, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from maecho import disk
 from maecho.cli import console, values
 from maecho.cli.options import Json
 from maecho.cli.page_commands import open_page
@@ -36,14 +37,17 @@ def demo(
     Example: `maecho demo --out demo --clients 5 --beta 0.01`
     """
     from maecho.lab.demo import demo as run
+    from maecho.lab.report.page import demo as pages
 
+    page = pages.place(out)
     result = run(out, clients, beta, seed)
+    disk.write_text(page, pages.page(result, f"maecho demo --clients {clients} --beta {beta} --seed {seed}"))
     if as_json:
-        console.print_json(dataclasses.asdict(result))
+        console.print_json({**dataclasses.asdict(result), "page": str(page)})
     else:
-        console.show_demo(result, out)
+        console.show_demo(result, out, page)
     if show:
-        open_page(Path(result.page))
+        open_page(page)
 
 
 def reproduce_(

@@ -12,14 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from maecho import disk
 from maecho.aggregation import aggregate
 from maecho.echo.relay import relay
 from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
-from maecho.lab.report.page import demo as pages
-from maecho.lab.report.page import document
 from maecho.lab.training import LocalTraining
 from maecho.progress import track
 from maecho.upload import storage
@@ -33,8 +30,6 @@ are small."""
 
 MADE_BY_DEMO = "demo"
 """The entry of a recipe that says how the demo was run. A later demo replaces only files that have it."""
-BEGINNING = 4096
-"""Bytes of a page that say which command made it."""
 MERGED = ("fedavg", "ma-echo", "regmean", "echo-chain")
 
 
@@ -59,18 +54,13 @@ class Demo:
     upload_bytes: tuple[int, ...]
     class_counts: tuple[tuple[int, ...], ...]
     rows: tuple[Row, ...]
-    page: str
-    """The file that shows all of it."""
 
 
 def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progress: bool | None = None) -> Demo:
     """Split the digits, train the clients, upload, merge and compare.
 
-    Every file is written under `out`; those of an earlier demo there are replaced. The last one is a page that
-    shows the run.
+    Every file is written under `out`; those of an earlier demo there are replaced.
     """
-    page = out / pages.NAME
-    _check_page(page)
     for i in range(clients):
         _check_free(out / f"client-{i}.safetensors", "upload")
     for method in (*MERGED, "echo-relay"):
@@ -114,15 +104,12 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         rows.append(Row(method, measured.accuracy, seconds, str(path), measured.per_class))
     rows.append(_ensemble(models, test))
     counts = [Upload.load(path, only=("classes",)).statistics.get("classes") for path in files]
-    found = Demo(
+    return Demo(
         uploads=tuple(str(path) for path in files),
         upload_bytes=tuple(path.stat().st_size for path in files),
         class_counts=tuple(tuple(c.tolist()) for c in counts if c is not None),
         rows=tuple(rows),
-        page=str(page),
     )
-    disk.write_text(page, pages.page(found, f"maecho demo --clients {clients} --beta {beta} --seed {seed}"))
-    return found
 
 
 def _check_free(path: Path, kind: str) -> None:
@@ -137,16 +124,6 @@ def _check_free(path: Path, kind: str) -> None:
     if not isinstance(recipe, dict) or MADE_BY_DEMO not in recipe:
         whose = repr(about.get("client")) if kind == "upload" else "a model that was merged without it"
         raise InputError(f"{path} must be free or hold what an earlier demo wrote, got a file of {whose}")
-
-
-def _check_page(path: Path) -> None:
-    """Raise InputError unless the place is free, or holds the page of an earlier demo."""
-    if not os.path.lexists(path):
-        return
-    with disk.regular(path) as file:
-        beginning = file.read(BEGINNING).decode(errors="replace")
-    if document.maker_of(beginning) != pages.MAKER:
-        raise InputError(f"{path} must be free or hold what an earlier demo wrote, got another file")
 
 
 def _ensemble(models: list[nn.Module], test: data.Batches) -> Row:

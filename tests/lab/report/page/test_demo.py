@@ -18,7 +18,6 @@ DEMO = Demo(
         Row("local (mean)", 0.25, 0.0, None, (0.5, 0.25, 0.0)),
         Row("fedavg", 0.5, 0.125, f"out/{EVIL}", (1.0, 0.5, 0.0)),
     ),
-    page="out/report.html",
 )
 
 

@@ -9,80 +9,10 @@ from typing import Any
 import pytest
 
 from maecho.errors import InputError
-from maecho.lab import charts
-from maecho.lab.charts import Bubbles, Lines, Pictures, Scatter, Surface
-from maecho.lab.experiment import Experiment
 from maecho.lab.report.page.collected import collect
 from maecho.lab.report.page.report import figures, page
-from support import records
+from support.hostile import EVIL
 from support.pages import Node, parse
-
-EVIL = "</script></details><script>alert(1)</script><img src=x onerror=alert(2)> \" ' ` &lt; \u202e \x07"
-CONFIG = f"""
-title = {json.dumps(EVIL)}
-data = "digits"
-network = "digits-mlp"
-seeds = [0, 1]
-cells = [{{ clients = 2, beta = 0.5, init = "same" }}, {{ clients = 3, beta = 0.5, init = "same" }}]
-
-[document]
-text = {json.dumps(EVIL)}
-shows = ["table", "uploads", "ladder", "curves"]
-
-[methods]
-local = {{ method = "local" }}
-echo-chain = {{ method = "echo-chain" }}
-ma-echo = {{ method = "ma-echo", curve = [0, 5] }}
-{json.dumps(EVIL)} = {{ method = "ma-echo", steps = 3 }}
-"""
-STUDY = {
-    "study": "figure-2",
-    "title": EVIL,
-    "format": 2,
-    "quick": False,
-    "text": f"{EVIL}\n\n- {EVIL}",
-    "runs": [
-        {
-            "seed": seed,
-            "settings": {EVIL: EVIL, "steps": [1, 2]},
-            "numbers": {EVIL: 0.123456789, "inner": {"a": 1, "b": EVIL}},
-            "charts": [
-                charts.write(Lines(EVIL, EVIL, EVIL, {EVIL: [[0.0, 1.0], [1.0, 2.0]]}, {"level": 1.0})),
-                charts.write(Scatter(EVIL, EVIL, EVIL, {EVIL: [[0.0, 1.0]]})),
-                charts.write(Bubbles(EVIL, EVIL, EVIL, [[1, 2]])),
-                charts.write(Surface(EVIL, EVIL, EVIL, [0.0, 1.0], [0.0], [[1.0, 2.0]], [[0.0, 0.0]], {EVIL: [1, 0]})),
-                charts.write(Pictures(EVIL, [EVIL], {EVIL: [[[1, 2]]]})),
-            ],
-            "seconds": 1.5,
-            "device": EVIL,
-            "versions": {"torch": EVIL},
-            "data": EVIL,
-            "code": EVIL,
-        }
-        for seed in (0, 1)
-    ],
-}  # fmt: skip
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A config of a user's own with hostile names, and beside it results of it and of a study."""
-    (tmp_path / "mine.toml").write_text(CONFIG)
-    config = Experiment.load(str(tmp_path / "mine.toml"))
-    found = records.results(config)
-    for run in found["runs"]:
-        run["partition"] = [[1, 0], [2, 3]]
-        for column, record in run["columns"].items():
-            record |= {"device": EVIL, "versions": {EVIL: EVIL}, "recipe": EVIL, "trained_on": EVIL}
-            record["trusted"] = {"because": [EVIL], "data": "", "clients": "", "code": ""}
-            if column == "ma-echo":
-                record["curve"] = [[0, 10.0], [5, 20.0]]
-    results = tmp_path / "results"
-    results.mkdir()
-    (results / "mine.json").write_text(json.dumps({**found, "experiment": "mine"}))
-    (results / "figure-2.json").write_text(json.dumps(STUDY))
-    (results / ".mine.json.lock").write_text("")
-    return results
 
 
 @pytest.fixture
@@ -106,11 +36,29 @@ def test_a_study_shows_its_numbers_and_charts(tree: Node) -> None:
     assert len(section.all("figure")) == 2 * 5
     numbers = next(one for one in section.all("table") if "numbers" in one.one("caption").text)
     rows = [[cell.text for cell in row.all("th") + row.all("td")] for row in numbers.one("tbody").all("tr")]
-    assert [row[1:] for row in rows][:2] == [["0.123457", "0.123457"], ["1", "1"]]
+    assert [row[1:] for row in rows][:2] == [["0.123457", "0.123457", "0.123457"], ["1", "1", "1"]]
     assert rows[1][0] == "inner, a"
     facts = [one.text for one in section.all("dd")]
     assert "1.5" in facts
     assert "1, 2" in facts
+
+
+def test_a_study_stands_where_its_config_says(folder: Path) -> None:
+    """The page has an order; the study's config is in `experiments/`."""
+    tree = parse(page(*collect(folder)))
+    names = [
+        one.attributes["aria-labelledby"]
+        for one in tree.one("main").all(
+            "section",
+        )
+        if one.all("h2")
+    ]
+    assert names == ["overview", "stand-ins", "figure-2", "mine"]
+    quick = json.loads((folder / "figure-2.json").read_text()) | {"quick": True, "runs": []}
+    (folder / "figure-2-quick.json").write_text(json.dumps(quick))
+    section = parse(page(*collect(folder))).one("section", aria_labelledby="figure-2-quick")
+    assert "In place of the paper's data and network" in section.text
+    assert "There are no runs yet." in section.text
 
 
 def test_what_one_asked_for_is_shown(tree: Node) -> None:
@@ -137,7 +85,7 @@ def test_a_quick_run_says_so(folder: Path) -> None:
     tree = parse(page(*collect(folder)))
     quick = tree.one("section", aria_labelledby="mine-quick")
     assert quick.one("h2").text.endswith("(quick)")
-    assert "In place of the paper's data and network stands the digits" in quick.text
+    assert "In place of the paper's data and network: the digits of scikit-learn" in quick.text
     assert "maecho reproduce mine --quick" in quick.text
     assert not tree.one("section", aria_labelledby="mine").all(class_="stand-in")
 

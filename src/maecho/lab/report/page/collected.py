@@ -16,6 +16,7 @@ from maecho.lab import experiment as configs
 from maecho.lab.charts import Chart
 from maecho.lab.experiment import Experiment
 from maecho.lab.harness.results import FORMAT, read_results
+from maecho.lab.studies.config import Study as Config
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,12 @@ class Study:
     text: str
     quick: bool
     runs: tuple[StudyRun, ...]
+    order: int = 100
+    """Where its section is among those of the experiments."""
 
 
 def collect(folder: Path) -> tuple[list[Measured], list[Study]]:
-    """All results of a folder: experiments in the order of their documents, studies by name.
+    """All results of a folder, in the order of their documents.
 
     Raises InputError, in one sentence, for a folder without results and for a file that holds something else.
     """
@@ -123,7 +126,7 @@ def collect(folder: Path) -> tuple[list[Measured], list[Study]]:
     if not experiments and not studies:
         raise InputError(f"{folder} must hold results as `maecho reproduce` writes them, got none")
     experiments.sort(key=lambda one: (one.experiment.quick, one.experiment.document.order, one.name))
-    studies.sort(key=lambda one: (one.quick, [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", one.name)]))
+    studies.sort(key=lambda one: (one.quick, one.order, one.name))
     return experiments, studies
 
 
@@ -137,11 +140,17 @@ def _parse(path: Path) -> dict[str, Any]:
     return found
 
 
+def _config(path: Path, name: object) -> Path | None:
+    """The config of a file of results: in `experiments/`, or beside the results or their folder."""
+    if not re.fullmatch(r"[\w.+-]+", str(name)):
+        return None
+    places = (configs.folder(), path.parent.parent, path.parent)
+    return next((place / f"{name}.toml" for place in places if (place / f"{name}.toml").is_file()), None)
+
+
 def _measured(path: Path, found: Mapping[str, Any]) -> Measured:
     name = found["experiment"]
-    places = (configs.folder(), path.parent.parent, path.parent)
-    known = [place / f"{name}.toml" for place in places] if re.fullmatch(r"[\w.+-]+", str(name)) else []
-    config = next((one for one in known if one.is_file()), None)
+    config = _config(path, name)
     if config is None:
         raise InputError(f"{path} must be results of a config of experiments/ or beside it, got those of {name!r}")
     experiment = Experiment.load(str(config), found.get("quick") is True)
@@ -169,7 +178,11 @@ def _study(path: Path, found: Mapping[str, Any]) -> Study:
         runs = tuple(_study_run(run) for run in file.runs)
     except ValueError as error:
         raise InputError(f"{path} must hold whole runs of a study, got: {error}") from error
-    return Study(path.stem, file.title, file.text, file.quick, runs)
+    config = _config(path, file.study)
+    if config is None:
+        return Study(path.stem, file.title, file.text, file.quick, runs)
+    document = Config.load(str(config)).document
+    return Study(path.stem, document.heading or file.title, file.text, file.quick, runs, document.order)
 
 
 def _study_run(run: _StudyRun) -> StudyRun:

@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from maecho import disk
+from maecho.errors import InputError
 from maecho.formatting import size
 from maecho.lab.charts import Bubbles, Lines, Scatter
+from maecho.lab.demo import Demo, Row
 from maecho.lab.report.drawing.drawn import Look
-from maecho.lab.report.drawing.markup import Markup, element
-from maecho.lab.report.page.document import document, note
+from maecho.lab.report.drawing.markup import Markup, element, join
+from maecho.lab.report.page.document import document, maker_of, note
 from maecho.lab.report.page.plots import plot, plots
 from maecho.lab.report.page.tables import Cell, table
-
-if TYPE_CHECKING:
-    from maecho.lab.demo import Demo, Row
 
 MAKER = "maecho demo"
 NAME = "report.html"
 """The page's name in the folder of the demo."""
-SECONDS = Look(x="log", names=True, width=520, height=330)
+BEGINNING = 4096
+"""Bytes of a page that say which command made it."""
+SECONDS = Look(x="log", names=True, width=480, height=330)
+
+
+def place(folder: Path) -> Path:
+    """Where the page goes. Raises InputError unless the place is free, or holds the page of an earlier demo."""
+    path = folder / NAME
+    if os.path.lexists(path):
+        with disk.regular(path) as file:
+            beginning = file.read(BEGINNING).decode(errors="replace")
+        if maker_of(beginning) != MAKER:
+            raise InputError(f"{path} must be free or hold what an earlier demo wrote, got another file")
+    return path
 
 
 def page(demo: Demo, how: str) -> str:
     """One HTML file. `how` says what was run."""
     lead = (
         f"{len(demo.uploads)} clients share the digits of scikit-learn. Each trains a network on its own part and "
-        f"uploads one file. The server merges the files; echo-relay asks the clients again. Run by: {how}"
+        "uploads one file. The server merges the files; echo-relay asks the clients again. Run by: "
     )
     links = [("clients", "What the clients have"), ("models", "How good the models are")]
-    return document("One-shot federated learning of digits", note(lead), links, [_clients(demo), _models(demo)], MAKER)
+    return document(
+        "One-shot federated learning of digits",
+        note(join(lead, element("code", how))),
+        links,
+        [_clients(demo), _models(demo)],
+        MAKER,
+    )
 
 
 def _clients(demo: Demo) -> Markup:
@@ -75,13 +94,20 @@ def _accuracies(rows: Sequence[Row]) -> Markup:
         [
             Cell(row.name, row.name),
             Cell(f"{100 * row.accuracy:.2f} %", row.accuracy, "number"),
-            Cell(element("meter", f"{100 * row.accuracy:.0f} %", min="0", max="1", value=f"{row.accuracy:.4f}")),
+            Cell(
+                element("meter", f"{100 * row.accuracy:.0f} %", min="0", max="1", value=f"{row.accuracy:.4f}"),
+                row.accuracy,
+            ),
             Cell(f"{row.seconds:.3f}" if row.seconds else "", row.seconds or None, "number"),
             Cell(Path(row.file).name if row.file else ""),
         ]
         for row in rows
     ]
     return table("Accuracy on all ten digits", ("model", "accuracy", "from 0 to 100 %", "seconds", "file"), lines)
+
+
+def _meter(share: float) -> Markup:
+    return element("meter", f"{100 * share:.0f} %", min="0", max="1", value=f"{share:.4f}")
 
 
 def _per_class(rows: Sequence[Row]) -> Markup:

@@ -14,7 +14,7 @@ from maecho.lab.report.page.collected import Measured
 from maecho.lab.report.page.pictures import pictures
 from maecho.lab.report.page.plots import plot, plots
 from maecho.lab.report.page.runs import place, runs_of
-from maecho.lab.report.page.standing import NEAR, merges, stand_ins
+from maecho.lab.report.page.standing import NEAR, merges, stand_in, stand_ins
 from maecho.lab.report.page.tables import Cell, table
 from maecho.lab.report.page.words import line, paragraphs
 from maecho.lab.report.seconds import published_seconds, seconds
@@ -43,7 +43,7 @@ def section(measured: Measured) -> Markup:
     said = notes(experiment, found) if found else []
     parts = [
         paragraphs(experiment.document.text),
-        *(_stand_in(*pair) for pair in stand_ins(experiment)),
+        *(stand_in(*pair) for pair in stand_ins(experiment)),
         element("p", "There are no runs yet.") if not found else None,
         by_cell(name, experiment, found) if found and {"table", "curves"} & set(shows) else None,
         by_column(name, experiment, found) if found and "uploads" in shows else None,
@@ -59,10 +59,6 @@ def section(measured: Measured) -> Markup:
 
 def _command(experiment: Experiment) -> str:
     return f"maecho reproduce {experiment.name}{' --quick' if experiment.quick else ''}"
-
-
-def _stand_in(paper: str, here: str) -> Markup:
-    return element("p", element("strong", "Stand-in. "), f"In place of {paper} stands {here}.", class_="stand-in")
 
 
 def by_cell(name: str, experiment: Experiment, found: Table) -> Markup:

@@ -31,15 +31,26 @@ def page(measured: Sequence[Measured], found: Sequence[Study]) -> str:
     """One HTML file of all results."""
     tables = [summarise(one.experiment, one.results) for one in measured]
     links = [("overview", "At a glance"), ("stand-ins", "What stands in for what")]
-    links += [(one.name, experiments.heading(one.experiment)) for one in measured]
-    links += [(one.name, studies.heading(one)) for one in found]
+    everything: list[Measured | Study] = [*measured, *found]
+    shown = sorted(everything, key=_place)
+    links += [(one.name, _heading(one)) for one in shown]
     sections = [
         _overview(measured, tables),
         _stand_ins(measured),
-        *(experiments.section(one) for one in measured),
-        *(studies.section(one) for one in found),
+        *(studies.section(one) if isinstance(one, Study) else experiments.section(one) for one in shown),
     ]
     return document("MA-Echo reproduced", note(LEAD), links, sections, MAKER)
+
+
+def _place(one: Measured | Study) -> tuple[bool, int, str]:
+    """Where its section comes: full runs first, then by the order that the config says."""
+    if isinstance(one, Study):
+        return one.quick, one.order, one.name
+    return one.experiment.quick, one.experiment.document.order, one.name
+
+
+def _heading(one: Measured | Study) -> str:
+    return studies.heading(one) if isinstance(one, Study) else experiments.heading(one.experiment)
 
 
 def _overview(measured: Sequence[Measured], tables: Sequence[Table]) -> Markup:

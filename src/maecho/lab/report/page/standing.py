@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from maecho.lab.columns import NOT_METHODS
 from maecho.lab.experiment import Experiment
+from maecho.lab.report.drawing.markup import Markup, element
 from maecho.lab.report.tables import Table, about, published_column, published_rows
 
 NEAR = 6.0
@@ -78,3 +79,8 @@ def stand_ins(experiment: Experiment) -> list[tuple[str, str]]:
     found = [DATA[experiment.data]] if experiment.data in DATA else []
     features = experiment.features
     return [*found, BACKBONES[features.backbone]] if features and features.backbone in BACKBONES else found
+
+
+def stand_in(paper: str, here: str) -> Markup:
+    """The sentence that stands wherever a number comes from something else than in the paper."""
+    return element("p", element("strong", "Stand-in. "), f"In place of {paper}: {here}.", class_="stand-in")

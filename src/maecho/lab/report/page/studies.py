@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from maecho.lab.report.drawing.markup import Markup, element, join
 from maecho.lab.report.page.collected import Study, StudyRun
 from maecho.lab.report.page.folds import fold
 from maecho.lab.report.page.plots import plot, plots
+from maecho.lab.report.page.standing import QUICK, stand_in
 from maecho.lab.report.page.tables import Cell, facts, table
 from maecho.lab.report.page.words import paragraphs
 
@@ -21,6 +23,7 @@ def section(study: Study) -> Markup:
     """All of one study. The charts of the first seed are shown, those of the others are a click away."""
     parts = [
         paragraphs(study.text),
+        stand_in(*QUICK) if study.quick else None,
         _numbers(study),
         *(_run(run, i == 0) for i, run in enumerate(study.runs)),
         element("p", "There are no runs yet.") if not study.runs else None,
@@ -46,7 +49,12 @@ def _numbers(study: Study) -> Markup | None:
     if not names:
         return None
     rows = [[Cell(name, name), *(_cell(numbers.get(name)) for numbers in flat)] for name in names]
-    heads = ["number", *(f"seed {run.about['seed']}" for run in study.runs)]
+    heads = ["what was measured", *(f"seed {run.about['seed']}" for run in study.runs)]
+    if len(flat) > 1:
+        heads.append("mean")
+        for row in rows:
+            known = [cell.value for cell in row[1:]]
+            row.append(_cell(fmean(map(float, known)) if None not in known else None))  # type: ignore[arg-type]
     return table(f"{heading(study)}: numbers", heads, rows)
 
 
