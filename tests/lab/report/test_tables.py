@@ -123,5 +123,5 @@ def test_notes_explain_settings_marks_and_older_recipes(config: Experiment, resu
         *expected,
         "† measured with other settings than the config has now.",
         "‡ measured on other clients than the rest of its cell.",
-        "Of an older recipe are `echo-chain`: made long ago.",
+        "These figures were made by an older recipe: `echo-chain` (made long ago).",
     ]
