@@ -14,7 +14,7 @@ from maecho.lab.training import LocalTraining
 
 STUDY = Penalty(
     data="digits", network="digits-mlp", clients=3, beta=0.1, steps=5, watched=(0, 2, 5), mus=(1.0, 200.0),
-    forms=("printed", "anchored"), examples=50, training=LocalTraining(epochs=3, learning_rate=0.05, batch_size=16),
+    forms=("printed", "anchored"), examples=50, training=LocalTraining(epochs=1, learning_rate=0.05, batch_size=16),
 )  # fmt: skip
 
 
