@@ -300,6 +300,8 @@ def test_it_can_be_printed(show: Open) -> None:
     assert brightness(page, "body", "backgroundColor") > 0.9
     assert brightness(page, "body", "color") < 0.05
     assert brightness(page, ".legend button", "color") < 0.1
+    colour = "getComputedStyle(document.documentElement).getPropertyValue('--c7').trim()"
+    assert page.evaluate(colour) == "#1d2126", "pictures have the colours of light pages"
     assert len(page.pdf()) > 20_000
 
 
