@@ -40,7 +40,7 @@ echo-chain = { method = "echo-chain" }
 def test_the_pages_on_disk_are_those_that_would_be_written() -> None:
     """If this fails, run `make docs`."""
     found = documents.pages(ROOT)
-    expected = {"README.md", "docs/methods.md", "docs/results.md", "docs/uploads.md"}
+    expected = {"README.md", *(f"docs/{name}.md" for name in ("methods", "reproduction", "results", "uploads"))}
     assert {path.relative_to(ROOT).as_posix() for path in found} == expected
     for path, text in found.items():
         assert path.read_text(encoding="utf-8") == text, path.name

@@ -23,7 +23,8 @@ from maecho.lab.report.curves import curves_markdown
 from maecho.lab.report.findings import study_sections
 from maecho.lab.report.notes import notes
 from maecho.lab.report.seconds import seconds_markdown
-from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
+from maecho.lab.report.standing import NEAR, above, complete, far, near, stand_ins
+from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown, words
 from maecho.statistics import STATISTICS, Options
 from maecho.statistics.parts import COUNTS, GAUSSIANS, MATRICES, TENSORS
 from maecho.upload.inspection import OF_WEIGHTS
@@ -80,9 +81,15 @@ def statistic_table() -> str:
 
 def result_sections() -> str:
     """A section for every config that has results."""
-    measured = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
-    tables = [(one.document.order, one.name, section(one, results)) for one, results in measured if results is not None]
+    tables = [(one.document.order, one.name, section(one, results)) for one, results in _measured()]
     return "\n\n".join(text for _, _, text in sorted([*tables, *study_sections()]))
+
+
+def _measured() -> list[tuple[Experiment, dict[str, Any]]]:
+    """Every table that has committed results, in the order of the documents."""
+    found = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
+    there = [(experiment, results) for experiment, results in found if results is not None]
+    return sorted(there, key=lambda pair: (pair[0].document.order, pair[0].name))
 
 
 def section(experiment: Experiment, results: Mapping[str, Any]) -> str:
@@ -115,10 +122,42 @@ def front_table() -> str:
     return markdown_table(heads, [[words, *(f[column] for f in figures)] for column, words in FRONT_ROWS.items()])
 
 
+def standing_table() -> str:
+    """How every experiment stands against the paper."""
+    rows = []
+    for experiment, results in _measured():
+        table = summarise(experiment, results)
+        close, best = near(table, experiment), above(table, experiment)
+        if close.of or best.of:
+            rows.append([experiment.title, str(complete(table, experiment)), str(close), str(best)])
+    heads = (
+        "experiment", "figures measured", f"MA-Echo above the paper's or within {NEAR:g} points",
+        "our best merged model above the paper's best",
+    )  # fmt: skip
+    return markdown_table(heads, rows)
+
+
+def far_list() -> str:
+    """The cells in which MA-Echo is far below the paper's figure."""
+    lines = []
+    for experiment, results in _measured():
+        for one in far(summarise(experiment, results), experiment):
+            where = f"{experiment.name}, {words(one.cell)}, `{one.column}`"
+            lines.append(f"- {where}: {one.ours:.1f}, the paper {one.paper:.1f}")
+    return "\n".join(lines) or "None."
+
+
+def stand_in_list() -> str:
+    """What of the paper is not here, and what stands in for it."""
+    found = dict.fromkeys(pair for name in configs.names() for pair in stand_ins(Experiment.load(name)))
+    return "\n".join(f"- {paper}: {here}" for paper, here in found)
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"table-1": front_table},
     "docs/methods.md": {"methods": method_table, "options": option_table},
     "docs/results.md": {"results": result_sections},
+    "docs/reproduction.md": {"standing": standing_table, "far": far_list, "stand-ins": stand_in_list},
     "docs/uploads.md": {"statistics": statistic_table},
 }
 """Page -> name of the part -> what makes it."""

@@ -14,10 +14,10 @@ from maecho.lab.report.page.collected import Measured
 from maecho.lab.report.page.pictures import pictures
 from maecho.lab.report.page.plots import plot, plots
 from maecho.lab.report.page.runs import place, runs_of
-from maecho.lab.report.page.standing import NEAR, merges, stand_in, stand_ins
 from maecho.lab.report.page.tables import Cell, table
-from maecho.lab.report.page.words import line, paragraphs
+from maecho.lab.report.page.words import line, paragraphs, stand_in
 from maecho.lab.report.seconds import published_seconds, seconds
+from maecho.lab.report.standing import NEAR, merges, stand_ins
 from maecho.lab.report.tables import Figure, Table, ladder, published_column, summarise, words
 
 

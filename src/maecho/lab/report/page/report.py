@@ -14,8 +14,8 @@ from maecho.lab.report.page.document import document, note
 from maecho.lab.report.page.pictures import AGAINST, overview, pictures
 from maecho.lab.report.page.plots import plot, plots
 from maecho.lab.report.page.runs import partition
-from maecho.lab.report.page.standing import NEAR, above, near, stand_ins
 from maecho.lab.report.page.tables import Cell, table
+from maecho.lab.report.standing import NEAR, above, complete, near, stand_ins
 from maecho.lab.report.tables import Table, summarise, words
 
 MAKER = "maecho report"
@@ -57,13 +57,11 @@ def _overview(measured: Sequence[Measured], tables: Sequence[Table]) -> Markup:
     rows = []
     for place, (one, found) in enumerate(zip(measured, tables, strict=True)):
         experiment = one.experiment
-        wanted = len(experiment.cells) * len(experiment.seeds) * len(experiment.methods)
-        there = sum(figure.seeds for _, figures in found for figure in figures.values())
-        close, best = near(found, experiment), above(found, experiment)
+        there, close, best = complete(found, experiment), near(found, experiment), above(found, experiment)
         rows.append(
             [
                 Cell(element("a", experiments.heading(experiment), href=f"#{one.name}"), float(place)),
-                Cell(f"{there} of {wanted}", there / max(wanted, 1), "number"),
+                Cell(str(there), there.cells / max(there.of, 1), "number"),
                 Cell(str(close), close.cells / close.of if close.of else None, "number"),
                 Cell(str(best), best.cells / best.of if best.of else None, "number"),
             ]

@@ -10,9 +10,9 @@ from maecho.lab.report.drawing.markup import Markup, element, join
 from maecho.lab.report.page.collected import Study, StudyRun
 from maecho.lab.report.page.folds import fold
 from maecho.lab.report.page.plots import plot, plots
-from maecho.lab.report.page.standing import QUICK, stand_in
 from maecho.lab.report.page.tables import Cell, facts, table
-from maecho.lab.report.page.words import paragraphs
+from maecho.lab.report.page.words import paragraphs, stand_in
+from maecho.lab.report.standing import QUICK
 
 
 def heading(study: Study) -> str:

@@ -1,4 +1,5 @@
-"""Turns the little Markdown of configs and notes into HTML: paragraphs, lists, `code` and **bold**."""
+"""The words of a page: the little Markdown of configs and notes as HTML (paragraphs, lists, `code`, **bold**), and the
+sentence about a stand-in."""
 
 from __future__ import annotations
 
@@ -32,3 +33,8 @@ def line(source: str) -> Markup:
         found.append(element("code", code) if code else element("strong", line(bold)) if bold else line(link))
         end = match.end()
     return join(*found, text(source[end:]))
+
+
+def stand_in(paper: str, here: str) -> Markup:
+    """The sentence that stands wherever a number comes from something else than in the paper."""
+    return element("p", element("strong", "Stand-in. "), f"In place of {paper}: {here}.", class_="stand-in")

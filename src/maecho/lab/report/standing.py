@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maecho.lab.columns import NOT_METHODS
-from maecho.lab.experiment import Experiment
-from maecho.lab.report.drawing.markup import Markup, element
+from maecho.lab.experiment import Cell, Experiment
 from maecho.lab.report.tables import Table, about, published_column, published_rows
 
 NEAR = 6.0
@@ -25,6 +24,16 @@ BACKBONES = {"mobilenet-v2": ("the paper's pretrained ResNet", "a MobileNetV2 wi
 
 
 @dataclass(frozen=True)
+class Far:
+    """A figure of MA-Echo that is not near the paper's."""
+
+    cell: Cell
+    column: str
+    ours: float
+    paper: float
+
+
+@dataclass(frozen=True)
 class Share:
     """So many out of so many cells."""
 
@@ -37,14 +46,29 @@ class Share:
 
 def near(table: Table, experiment: Experiment) -> Share:
     """The figures of MA-Echo that are above the paper's, or less than NEAR points below."""
-    figures = [
-        figure
-        for _, row in table
-        for column, figure in row.items()
+    published = sum(
+        figure.paper is not None and published_column(experiment, column) == "ma-echo"
+        for _, figures in table
+        for column, figure in figures.items()
+    )
+    return Share(published - len(far(table, experiment)), published)
+
+
+def far(table: Table, experiment: Experiment) -> list[Far]:
+    """The figures of MA-Echo that are NEAR points below the paper's or more."""
+    return [
+        Far(cell, column, figure.mean, figure.paper)
+        for cell, figures in table
+        for column, figure in figures.items()
         if figure.paper is not None and published_column(experiment, column) == "ma-echo"
+        if figure.mean < figure.paper - NEAR
     ]
-    good = sum(figure.mean >= figure.paper - NEAR for figure in figures if figure.paper is not None)
-    return Share(good, len(figures))
+
+
+def complete(table: Table, experiment: Experiment) -> Share:
+    """How many figures of all cells, seeds and columns are measured."""
+    wanted = len(experiment.cells) * len(experiment.seeds) * len(experiment.methods)
+    return Share(sum(figure.seeds for _, figures in table for figure in figures.values()), wanted)
 
 
 def above(table: Table, experiment: Experiment) -> Share:
@@ -79,8 +103,3 @@ def stand_ins(experiment: Experiment) -> list[tuple[str, str]]:
     found = [DATA[experiment.data]] if experiment.data in DATA else []
     features = experiment.features
     return [*found, BACKBONES[features.backbone]] if features and features.backbone in BACKBONES else found
-
-
-def stand_in(paper: str, here: str) -> Markup:
-    """The sentence that stands wherever a number comes from something else than in the paper."""
-    return element("p", element("strong", "Stand-in. "), f"In place of {paper}: {here}.", class_="stand-in")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from maecho.lab.experiment import Experiment
-from maecho.lab.report.page.standing import Share, above, near, stand_ins
+from maecho.lab.report.standing import Share, above, complete, far, near, stand_ins
 from maecho.lab.report.tables import summarise
 from support import records
 
@@ -47,7 +47,14 @@ def test_cells_are_counted(
     table = summarise(experiment, measured(experiment, ma_echo, regmean))
     assert [figures["ma-echo"].paper for _, figures in table] == list(PAPER.values())
     assert near(table, experiment) == Share(close, 3)
+    assert len(far(table, experiment)) == 3 - close
+    assert complete(table, experiment) == Share(15, 15)
     assert above(table, experiment) == Share(better, 3)
+
+
+def test_a_cell_that_is_far_is_named(experiment: Experiment) -> None:
+    (one,) = far(summarise(experiment, measured(experiment, (74.32, 68.25, 99.0), (0, 0, 0))), experiment)
+    assert (one.cell["beta"], one.column, one.ours, one.paper) == (0.1, "ma-echo", 68.25, 74.26)
 
 
 def test_what_the_paper_has_not_is_not_counted(experiment: Experiment) -> None:
@@ -55,6 +62,7 @@ def test_what_the_paper_has_not_is_not_counted(experiment: Experiment) -> None:
     table = summarise(other, measured(other, (1, 1, 1), (1, 1, 1)))
     assert str(near(table, other)) == str(above(table, other)) == "the paper has none"
     assert str(Share(1, 2)) == "1 of 2"
+    assert complete([], other) == Share(0, 15)
 
 
 def test_every_stand_in_is_named() -> None:
