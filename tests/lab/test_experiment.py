@@ -52,6 +52,11 @@ MISTAKES = {
         '"ma-echo", steps = 3 }',
         "the column 'ma-echo', which sets steps: only the defaults go by that name",
     ),
+    "one round": (
+        'ma-echo = { method = "ma-echo" }',
+        '"one round" = { method = "echo-relay", rounds = 1 }',
+        "rounds must be 2 or more, layers, or 'all', got 1: one round is echo-chain",
+    ),
     "misspelt key of the paper": ("[training]", "[paper]\ntabel = 'a'\n[training]", "paper: 'tabel'"),
 }
 

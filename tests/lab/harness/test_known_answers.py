@@ -194,8 +194,8 @@ def test_methods_that_draw_have_the_seed_of_the_run_unless_the_config_sets_it(
         "ma-echo": {"method": "ma-echo"},
         "ma-echo, seed 5": {"method": "ma-echo", "seed": 5},
         "ot": {"method": "ot"},
-        "one round": {"method": "echo-relay", "rounds": 1, "draws": 20},
-        "one round, seed 6": {"method": "echo-relay", "rounds": 1, "draws": 20, "seed": 6},
+        "two rounds": {"method": "echo-relay", "rounds": 2, "draws": 20},
+        "two rounds, seed 6": {"method": "echo-relay", "rounds": 2, "draws": 20, "seed": 6},
     }
     experiment = known.experiment(methods, seeds=(0, 1))
     reproduce(experiment, tmp_path)
