@@ -21,7 +21,7 @@ types: $(VENV)/.installed
 unit: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# The tables in README.md, docs/methods.md and docs/results.md, from METHODS, configs and committed results.
+# The tables in README.md and docs/: methods.md, uploads.md, results.md; from METHODS, STATISTICS and committed results.
 docs: $(VENV)/.installed
 	$(BIN)/python -m maecho.lab.report.documents
 # 20,000 bad files, 20,000 flipped bits, 300 killed writers; prints what came of them, and fails if one was wrong.

@@ -25,7 +25,7 @@ def rows(dataset: data.Dataset, classes: list[int]) -> dict[str, Tensor]:
     """Images [COLUMNS, channels, height, width] by what they are."""
     rng, shape = torch.Generator().manual_seed(0), tuple(dataset.x_train.shape[1:])
     painted = leaves.paint(COLUMNS, shape, rng)
-    white = leaves.draw(shape, COLUMNS, rng, torch.device("cpu")).reshape(painted.shape)
+    white = leaves.draw_white(shape, COLUMNS, rng, torch.device("cpu")).reshape(painted.shape)
     found = {"shapes over shapes": painted, "made white": white}
     for label in classes:
         x = dataset.x_train[dataset.y_train == label]

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     experiment = Experiment.load(options.name)
-    columns = None if options.columns is None else experiment.named(options.columns)
+    columns = None if options.columns is None else experiment.columns_in(options.columns)
     results = reproduce(experiment, options.out, options.jobs, options.device, on_event, columns)
     print(markdown(experiment, summarise(experiment, results)))
 

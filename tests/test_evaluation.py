@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import maecho
-from maecho.evaluation import evaluate_clients
 from support.clients import batches, network
 
 
@@ -34,9 +33,8 @@ def test_accuracy_overall_and_per_class() -> None:
 
 
 def test_per_client() -> None:
-    found = evaluate_clients(
-        Fixed(0.0, 1.0), {"a": [(torch.zeros(1, 1), torch.tensor([1]))], "b": [(torch.zeros(1, 1), torch.tensor([0]))]}
-    )
+    clients = {"a": [(torch.zeros(1, 1), torch.tensor([1]))], "b": [(torch.zeros(1, 1), torch.tensor([0]))]}
+    found = {name: maecho.evaluate(Fixed(0.0, 1.0), data) for name, data in clients.items()}
     assert {name: one.accuracy for name, one in found.items()} == {"a": 1.0, "b": 0.0}
 
 

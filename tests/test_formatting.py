@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from maecho.formatting import bytes_of, markdown_table, size
+from maecho.formatting import bytes_of, markdown_table, numbers, size
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,10 @@ def test_a_markdown_table() -> None:
     found = markdown_table(("a", "b|c"), [[1, None], ["x|y", 2.5]])
     assert found.splitlines() == ["| a | b\\|c |", "|---|---|", "| 1 |  |", "| x\\|y | 2.5 |"]
     assert markdown_table(["alone"], []) == "| alone |\n|---|"
+
+
+def test_only_few_numbers_of_a_tensor_are_told() -> None:
+    assert numbers(torch.tensor([1, 2])) == "[1, 2]"
+    assert numbers(torch.tensor(0.5)) == "0.5"
+    assert numbers(torch.ones(4, 5)).count("1.0") == 20
+    assert numbers(torch.ones(3, 7)) == "torch.float32 of shape (3, 7)"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from glob import glob
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,10 @@ LEAVES = {
     "typer": {
         "cli/app.py",
         "cli/options.py",
-        "cli/commands/uploads.py",
-        "cli/commands/merging.py",
-        "cli/commands/lab.py",
+        "cli/upload_commands.py",
+        "cli/merging_commands.py",
+        "cli/lab_commands.py",
+        "cli/page_commands.py",
     },
     "msgspec": {"schema.py"},
     "filelock": {"disk.py"},
@@ -139,6 +141,56 @@ def test_imports_go_one_way(path: Path) -> None:
     for name in sorted(imports(path)):
         if name.split(".")[0] == "maecho":
             assert room(name) in ROOMS[: ROOMS.index(own) + 1], f"{own} may not import {name}: {room(name)} comes later"
+
+
+def full_name(path: Path) -> str:
+    """The full name of a module or, for an `__init__`, of its package."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(("maecho", *(part for part in parts if part != "__init__")))
+
+
+def loaded(path: Path) -> set[str]:
+    """Full names of what Python imports when it runs a file. What only the type checker reads does not count."""
+    tree = ast.parse(path.read_text())
+    hidden = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for statement in branch.body
+        for node in ast.walk(statement)
+    }
+    nodes = [node for node in ast.walk(tree) if id(node) not in hidden]
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {f"{n.module}.{alias.name}" for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
+
+
+def order(graph: dict[str, set[str]]) -> list[str]:
+    """The names in an order in which each comes after everything that it imports."""
+    try:
+        return list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"these import each other in a circle: {' -> '.join(reversed(error.args[1]))}")
+
+
+def test_no_module_and_no_package_imports_itself_through_others() -> None:
+    """Packages within packages count, too: `statistics.passes` may import `statistics`, not the reverse."""
+    places = {full_name(path): path for path in MODULES if not (path.parent == PACKAGE and path.stem in FRONT_DOOR)}
+    graph: dict[str, set[str]] = {}
+    for name, path in places.items():
+        found = {one if one in places else one.rpartition(".")[0] for one in loaded(path)}
+        graph[name] = found & places.keys() - {name}
+    assert "maecho.statistics.of_gradients" in graph["maecho.statistics.fisher"]
+    assert order(graph).index("maecho.errors") < order(graph).index("maecho.upload.upload")
+
+    def package(name: str) -> str:
+        path = places[name]
+        return name if path.parent == PACKAGE else full_name(path.parent / "__init__.py")
+
+    packages: dict[str, set[str]] = {package(name): set() for name in graph}
+    for name, found in graph.items():
+        packages[package(name)] |= {package(one) for one in found} - {package(name)}
+    assert "maecho.statistics" in packages["maecho.statistics.passes"]
+    order(packages)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

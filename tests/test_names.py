@@ -28,7 +28,7 @@ def test_names_are_printable_and_short_at_birth(name: str) -> None:
 
 def test_the_empty_name_is_allowed_only_where_it_is_asked_for() -> None:
     names.check("a layer", "", empty=True)
-    with pytest.raises(UploadError, match=r"^a client must have a name, got ''$"):
+    with pytest.raises(InputError, match=r"^a client must have a name, got ''$"):
         names.check("a client", "")
 
 

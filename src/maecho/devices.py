@@ -1,11 +1,11 @@
-"""Finds a device of this machine by its name, and the dtype to work in."""
+"""Finds a device of this machine by its name or by what lies there, and the dtype to work in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maecho.errors import InputError
 
@@ -21,6 +21,16 @@ def find(device: Device, dtype: torch.dtype = torch.float64) -> torch.device:
     except Exception as error:  # every backend of torch raises its own kind of error
         raise InputError(f"device must be cpu, or cuda where torch sees a GPU, got {str(device)!r}") from error
     return probe.device
+
+
+def of(model: nn.Module) -> torch.device:
+    """The device of a model: that of its first parameter. A model without parameters is on the CPU."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def double(tensor: Tensor) -> Tensor:
+    """The tensor in float64. Apple's GPUs have none, so tensors from there go to the CPU."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def float32_or_finer(tensors: Iterable[Tensor]) -> torch.dtype:

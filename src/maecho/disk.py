@@ -71,7 +71,12 @@ def write_whole(
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file, whole or not at all."""
-    write_whole(path, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_whole(path, lambda file: file.write(content.encode()))
 
 
 @contextlib.contextmanager

@@ -14,13 +14,18 @@ class InputError(ValueError):
 
 
 class UploadError(InputError):
-    """An upload or another maecho file that cannot be used, in one sentence for the person who sent it."""
+    """An upload that cannot be used, in one sentence for the person who sent it."""
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:
     """Make a text fit for a terminal and a log: on one line, printable and short."""
     text = shorten(text, 2 * longest)  # first, since the text may be megabytes long
     return shorten(printable(" ".join(part.strip() for part in text.splitlines())), longest)
+
+
+def text_of(error: Exception) -> str:
+    """What an error of another library says, on one line."""
+    return " ".join(str(error).split())
 
 
 def printable(text: str) -> str:

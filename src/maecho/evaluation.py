@@ -1,10 +1,10 @@
-"""Measures how accurate a model is: overall, per class and per client. Defines the ensemble that merged models are
+"""Measures how accurate a model is: overall and per class. Defines the ensemble that merged models are
 compared with."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from maecho.aggregation.average import HOLDS
 from maecho.errors import InputError
-from maecho.network.forward import forward
+from maecho.network.forward import check_labels, forward
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,7 @@ def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = N
                 f"{got}"
             )
         labels, classes = step.labels.cpu(), step.output.shape[1]
-        if int(labels.min()) < 0 or int(labels.max()) >= classes:
-            raise InputError(
-                f"evaluation: labels must lie in 0 … {classes - 1}, since the model has {classes} outputs, "
-                f"got {int(labels.min())} … {int(labels.max())}"
-            )
+        check_labels(labels, classes, "evaluation")
         if not step.output.isfinite().all():
             raise InputError("evaluation: the model's outputs must be finite, got NaN or infinity")
         right = labels[step.output.argmax(1).cpu() == labels].bincount(minlength=classes)
@@ -62,11 +58,6 @@ def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = N
     if not int(examples.sum()):
         raise InputError("evaluation: there must be at least one example, got none")
     return Evaluation(tuple(correct.tolist()), tuple(examples.tolist()))
-
-
-def evaluate_clients(model: nn.Module, clients: Mapping[str, Iterable[Any]]) -> dict[str, Evaluation]:
-    """Evaluate one model on every client's data."""
-    return {client: evaluate(model, batches) for client, batches in clients.items()}
 
 
 class Ensemble(nn.Module):

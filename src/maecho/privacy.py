@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from maecho.errors import InputError
+from maecho.options import POSITIVE, number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -56,10 +57,11 @@ class Privacy:
 
     def __post_init__(self) -> None:
         for name in ("noise", "clip", "clip_output"):
-            _check_positive(name, getattr(self, name), optional=name == "clip_output")
+            if name != "clip_output" or self.clip_output is not None:
+                number(name, getattr(self, name), POSITIVE, 0)
         _check_delta(self.delta)
         if self.releases is not None:
-            _check_releases(self.releases)
+            number("releases", self.releases, "a whole number, at least 1", 1, whole=True)
 
     @classmethod
     def for_epsilon(
@@ -72,9 +74,9 @@ class Privacy:
         generator: torch.Generator | None = None,
     ) -> Privacy:
         """The smallest noise at which this many releases cost no more than (ε, δ). Further releases are refused."""
-        _check_positive("epsilon", epsilon)
+        number("epsilon", epsilon, POSITIVE, 0)
         _check_delta(delta)
-        _check_releases(releases)
+        number("releases", releases, "a whole number, at least 1", 1, whole=True)
         with np.errstate(divide="ignore"):
             of_one = float(_library().get_sigma_gaussian(epsilon, delta))
         noise = of_one * math.sqrt(releases) * (1 + 1e-9)  # the library's solution may be a little too small
@@ -187,18 +189,6 @@ def _library() -> Any:
     return dp_accounting
 
 
-def _check_positive(name: str, value: object, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} must be positive and finite, got {value!r}")
-
-
 def _check_delta(value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise InputError(f"delta must lie between 0 and 1, got {value!r}")
-
-
-def _check_releases(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"releases must be a whole number, at least 1, got {value!r}")

@@ -1,4 +1,4 @@
-"""Makes a seed from the purpose it serves, and seeds torch's global generators for a while.
+"""Makes a seed for every purpose, and seeds torch's global generators inside a `with` block.
 
 Dropout and initial weights draw from the global generators.
 """

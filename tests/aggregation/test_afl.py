@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import maecho
 from maecho.upload.client import make_upload
 from support.clients import batches, network, rng
-from support.tiny import refused, refused_input
+from support.tiny import refused
 
 STATISTICS = ["gram", "targets"]
 X, Y = (torch.cat(part) for part in zip(*batches(0, 5, dtype=torch.float64), strict=True))
@@ -147,7 +147,7 @@ def test_when_there_are_no_targets_the_upload_says_why(model: nn.Module, labels:
     upload = make_upload(model, [(x, y)] if labels else [x], "ann", STATISTICS)
     assert upload.statistics.get("targets") is None
     assert why in upload.recipe["not_sent"]["targets"]
-    with refused_input("ann", "afl needs the statistic 'targets'"):
+    with refused("ann", "afl needs the statistic 'targets'"):
         maecho.aggregate([upload], "afl")
 
 

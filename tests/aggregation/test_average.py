@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import maecho
-from maecho.aggregation import FedAvg
+from maecho.aggregation import OT, FedAvg
 
 
 def with_rows(value: float, labels: list[int], client: str) -> maecho.Upload:
@@ -32,8 +32,10 @@ BY_HAND: dict[tuple[str, str], list[float]] = {
 }
 
 
+@pytest.mark.parametrize("method", [FedAvg, OT])
 @pytest.mark.parametrize(("weighting", "head"), BY_HAND)
-def test_every_average_by_hand(weighting: Literal["examples", "uniform"], head: Any) -> None:
+def test_every_average_by_hand(weighting: Literal["examples", "uniform"], head: Any, method: type[FedAvg | OT]) -> None:
+    """These networks have no neurons that could be matched, so that `ot` is the average alone."""
     uploads = [with_rows(value, labels, f"client-{i}") for i, (value, labels) in enumerate(UPLOADS)]
     expected = torch.tensor(BY_HAND[weighting, head])[:, None].expand(3, 2)
-    torch.testing.assert_close(maecho.aggregate(uploads, FedAvg(weighting, head))["weight"], expected)
+    torch.testing.assert_close(maecho.aggregate(uploads, method(weighting=weighting, head=head))["weight"], expected)

@@ -104,6 +104,14 @@ def test_the_seed_decides_everything_and_nothing_global_changes() -> None:
     assert all(p.requires_grad for p in skeleton.parameters())
 
 
+def test_a_random_start_is_that_of_the_seed() -> None:
+    """With a learning rate near 0 the student ends where it started."""
+    still: dict[str, Any] = {"start": "random", "learning_rate": 1e-12, "student_steps": 1, "device": "cpu"}
+    one, same, other = (merge(**still, seed=seed)["0.weight"] for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert float((one - other).norm() / one.norm()) > 0.5
+
+
 def test_what_was_not_trained_is_named_as_averaged() -> None:
     skeleton = small_network()
     skeleton[0].requires_grad_(False)

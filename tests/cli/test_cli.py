@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from maecho.lab import demo, experiment
 from maecho.statistics import STATISTICS
 from maecho.upload import storage as files
 from support.configs import CONFIG
+from support.pages import parse
 from support.tiny import QUICK
 
 Run = Callable[..., Any]
@@ -158,14 +160,29 @@ def test_reproduce_some_columns_and_show_what_is_there(tmp_path: Path, run: Run)
 
 
 @pytest.mark.slow
-def test_demo(tmp_path: Path, run: Run) -> None:
+def test_demo(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     said = run(f"demo --clients 2 --out {tmp_path / 'demo'} --json").json
     assert len(said["uploads"]) == len(said["class_counts"]) == 2
     for file in [*said["uploads"], *(row["file"] for row in said["rows"] if row["file"])]:
         assert files.read_about(Path(file), "model" if "merged" in file else "upload")
     assert [Path(file).stat().st_size for file in said["uploads"]] == said["upload_bytes"]
+    about = [files.read_about(Path(file), "upload")["recipe"]["demo"] for file in said["uploads"]]
+    assert about == [{"clients": 2, "beta": 0.01, "seed": 0}] * 2
+    again = run(f"demo --clients 2 --out {tmp_path / 'demo'} --json").json  # it replaces what it made
+    assert [row["accuracy"] for row in again["rows"]] == [row["accuracy"] for row in said["rows"]]
     assert {row["name"] for row in said["rows"]} > set(demo.MERGED)
     assert all(0 <= row["accuracy"] <= 1 for row in said["rows"])
+    page = Path(said["page"])
+    assert page.parent == tmp_path / "demo"
+    shown = parse(page.read_text()).one("section", aria_labelledby="models").all("table")[0]
+    found = [[cell.text for cell in row.all("th") + row.all("td")][:2] for row in shown.one("tbody").all("tr")]
+    assert found == [[row["name"], f"{100 * row['accuracy']:.2f} %"] for row in said["rows"]]
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda link: opened.append(link) or True)
+    again = run(f"demo --clients 2 --out {tmp_path / 'demo'} --open")
+    assert again.code == 0, "it replaces its own files"
+    assert str(page) in again.out
+    assert opened == [page.as_uri()]
 
 
 COMMANDS = list(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]

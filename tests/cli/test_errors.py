@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from maecho import Upload, aggregate
 from maecho.upload import storage as files
 from support.damage import forged
 from support.tiny import cases, upload, with_statistics
@@ -78,6 +80,18 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
         "upload --client ann --model MODULE:network --data MODULE:ann --weights ann-weights --out ann-weights --force",
         ("one of the inputs", "ann-weights"),
     ),
+    "out is the model": (
+        "aggregate ann.safetensors --method dense --model MODULE:network --out MODULE.py --force",
+        ("--out must not be one of the inputs, got MODULE.py, which is",),
+    ),
+    "out is the module of the upload": (
+        "upload --client ann --model MODULE:network --data MODULE:ann --out MODULE.py --force",
+        ("--out must not be one of the inputs, got MODULE.py, which is",),
+    ),
+    "out is the module of the data": (
+        "upload --client ann --model MODULE:network --data notes.data:ann --out notes/data.py --force",
+        ("--out must not be one of the inputs, got notes/data.py, which is",),
+    ),
     "upload is there": (
         "upload --client ann --model MODULE:network --data MODULE:ann --out ann.safetensors",
         ("a new file", "--force"),
@@ -85,6 +99,16 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "picture is there": ("reproduce table-1 --quick --out new --picture there.svg", ("there.svg", "--force")),
     "demo over another upload": ("demo --out others", ("client-0.safetensors must be free", "got a file of 'ann'")),
     "demo over another file": ("demo --out notes", ("merged-fedavg.safetensors must be free", "got another file")),
+    "demo over an upload of a client-0": (
+        "demo --out own",
+        ("own/client-0.safetensors must be free or hold what an earlier demo wrote, got a file of 'client-0'",),
+    ),
+    "demo over a merged model": (
+        "demo --out merged",
+        ("merged-fedavg.safetensors must be free", "got a file of a model that was merged without it"),
+    ),
+    "demo over another page": ("demo --out pages", ("report.html must be free or hold", "got another file")),
+    "demo over a folder": ("demo --out pages/other", ("report.html must be a file, got a folder",)),
     "limit of files": ("inspect large", ("of at most 4294967296 bytes", "MAECHO_MAX_FILE")),
     "inspect a pipe": ("inspect pipe", ("pipe must be a file, got a pipe",)),
     "bad beta": ("demo --out new --beta -1", ("beta", "positive", "-1")),
@@ -101,9 +125,18 @@ def test_an_error_is_one_line_and_nothing_is_written(
     Path("linked").symlink_to("ann.safetensors")
     Path("hard").hardlink_to("ann.safetensors")
     Path("there.svg").write_text("a picture")
-    for folder, name in (("others", "client-0.safetensors"), ("notes", "merged-fedavg.safetensors")):
-        Path(folder).mkdir()
+    Path("pages/other/report.html").mkdir(parents=True)
+    for folder, name in (
+        ("others", "client-0.safetensors"),
+        ("notes", "merged-fedavg.safetensors"),
+        ("pages", "report.html"),
+    ):
+        Path(folder).mkdir(exist_ok=True)
         Path(folder, name).write_bytes(uploads[0].read_bytes() if folder == "others" else b"notes")
+    Path("notes", "data.py").write_text("def ann(): ...")
+    Path("own").mkdir()
+    replace(Upload.load("ann.safetensors"), client="client-0").save("own/client-0.safetensors")
+    aggregate(uploads, "fedavg").save("merged/merged-fedavg.safetensors")
     os.mkfifo("pipe")
     with Path("large").open("wb") as file:
         file.truncate(20 * 10**9)

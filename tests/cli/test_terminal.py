@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 import warnings
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from maecho.cli import console, lab_commands
+from maecho.lab.experiment import Experiment
+from maecho.lab.harness.results import FORMAT, NEEDED
+from maecho.lab.report.tables import Ladder, Rung
 from maecho.network.layers import Layer
 from maecho.upload import storage as files
 from maecho.upload.header import fingerprint
@@ -76,3 +81,54 @@ def test_a_long_name_takes_no_time(uploads: list[Path], run: Run) -> None:
     began = time.perf_counter()
     assert run("inspect hostile").code == 2
     assert time.perf_counter() - began < 10
+
+
+CONFIG = r"""
+title = "TEXT"
+data = "digits"
+network = "digits-mlp"
+seeds = [0]
+cells = [{ clients = 2, beta = 0.5 }]
+
+[methods]
+fedavg = { method = "fedavg" }
+"TEXT" = { method = "ma-echo", steps = 3 }
+
+[training]
+epochs = 1
+"""
+
+
+def test_nothing_from_a_config_is_a_command_to_the_terminal(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config may come from somebody else, too: its title and its columns are shown as plain text."""
+    monkeypatch.chdir(tmp_path)
+    text = json.dumps(f"{MARKUP} x|y {ESCAPES}")[1:-1].replace("\x7f", r"\u007f")
+    config = Path("hostile.toml")
+    config.write_text(CONFIG.replace("TEXT", text), encoding="utf-8")
+    record = {"accuracy": 0.5, **dict.fromkeys(NEEDED, "")}
+    columns = dict.fromkeys(Experiment.load(str(config)).methods, record)
+    run_ = {"cell": {"clients": 2, "beta": 0.5}, "seed": 0, "clients": "", "data": "", "columns": columns}
+    results = {"format": FORMAT, "runs": [run_], "code": {}}
+    Path("out").mkdir()
+    Path("out", "hostile.json").write_text(json.dumps(results))
+    for option in ("", "--markdown", "--json"):
+        said = run(f"reproduce hostile.toml --show --out out {option}")
+        assert said.code == 0, said.err
+        assert all(one.isprintable() or one == "\n" for one in said.out + said.err), option
+        assert "title" in said.out, "the text of the config is there"
+    assert run("reproduce hostile.toml --show --out out --markdown").out.count("\n") == 3
+    monkeypatch.setattr(lab_commands, "every_name", lambda: [str(config)])
+    listed = run("reproduce")
+    assert listed.out.count("\n") == 1
+    assert r"\x1b[2J" in listed.out
+    assert listed.out.rstrip("\n").isprintable()
+
+
+def test_a_ladder_is_shown_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"{MARKUP} {ESCAPES}"
+    console.show_ladders([Ladder(text, 100, (text,), (Rung(text, text, f"at {text}", 200.0, (50.0,)),))])
+    said = capsys.readouterr().out
+    assert all(one.isprintable() or one == "\n" for one in said)
+    assert "[/red]" in said

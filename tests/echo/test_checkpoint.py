@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import maecho
-from maecho import RelayClient, RelayServer
+from maecho import InputError, RelayClient, RelayServer, UploadError
 from maecho.echo.simulated import Drawing
+from maecho.errors import LONGEST
 from maecho.upload.storage import read_about, write_tensors
+from support import mutations
 from support.clients import batches, rng
 from support.clients import network as mlp
 from support.relays import (
@@ -23,7 +26,7 @@ from support.relays import (
     resnet,
     same,
 )
-from support.tiny import refused
+from support.tiny import refused_input
 
 VERSION_1 = Path(__file__).parent.parent / "upload" / "version_1"
 
@@ -60,15 +63,15 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     for other, said in ((resnet(), "got '0', which it does not have"), (wider, "'2.bias' (7,)")):
         server = RelayServer(other)
         before = {key: t.clone() for key, t in server._merged.network.state_dict().items()}
-        with refused(str(path), "must be the checkpoint of a relay of this network", said):
+        with refused_input(str(path), "must be the checkpoint of a relay of this network", said):
             server.resume(path)
         same(server._merged.network.state_dict(), before)
         assert server.broadcast().tensors().keys() == {"round", "open"}
     mlp_upload = maecho.make_upload(mlp(), batches(), "ann")
     mlp_upload.save(tmp_path / "ann.safetensors")
-    with refused("must be a maecho relay, got a maecho upload"):
+    with refused_input("must be a maecho relay, got a maecho upload"):
         RelayServer(mlp()).resume(tmp_path / "ann.safetensors")
-    with refused("must be a file, got nothing at that place"):
+    with refused_input("must be a file, got nothing at that place"):
         RelayServer(mlp()).resume(tmp_path / "none")
 
 
@@ -114,12 +117,61 @@ def test_a_file_of_version_1_is_gone_on_from() -> None:
         ({"from_start": 2}, "1 of 2 stages are finished"),
         ({"stages": [["0"], ["7"]]}, "got '7', which it does not have"),
         ({"settled": ["0.weight", "7.weight"]}, "'7.weight'"),
-        ({"joins": None}, "got: "),
+        ({"joins": None}, "`$.joins`"),
+        ({"joins": {"7": "1"}}, "'7', which is a layer of no stage"),
+        ({"head": "7"}, "'7', which is a layer of no stage"),
+        ({"head": 7}, "`$.head`"),
+        ({"stages": [["0"], ["2", "0"]]}, "a layer in two stages"),
+        ({"stages": "02"}, "`$.stages`"),
+        ({"heard": [True]}, "`$.heard[0]`"),
+        ({"heard": [-1]}, "a negative number of clients or of bytes"),
+        ({"bytes": [2, 3]}, "1 of 2 stages are finished, of 1 it tells"),
+        ({"alone": 1}, "`$.alone`"),
+        ({"from_start": -1}, "-1 came from a start"),
     ],
 )
 def test_a_file_that_contradicts_itself(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     source = VERSION_1 / "relay.safetensors"
     about = {key: value for key, value in read_about(source, "relay").items() if key not in ("kind", "version")}
     write_tensors(tmp_path / "relay.safetensors", "relay", load_file(source), {**about, **changes})
-    with refused("must be the checkpoint of a relay of this network", said):
-        RelayServer(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))).resume(tmp_path / "relay.safetensors")
+    with refused_input("must be the checkpoint of a relay of this network", said):
+        RelayServer(small()).resume(tmp_path / "relay.safetensors")
+
+
+def small() -> nn.Sequential:
+    """A network of the architecture of the checkpoint of maecho 0.1.0."""
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite(value: float, tmp_path: Path) -> None:
+    source = VERSION_1 / "relay.safetensors"
+    about = {key: said for key, said in read_about(source, "relay").items() if key not in ("kind", "version")}
+    tensors = load_file(source)
+    tensors["0.bias"][2] = value
+    write_tensors(tmp_path / "relay", "relay", tensors, about)
+    with refused_input("must be the checkpoint of a relay of this network", "NaN or infinity in '0.bias'"):
+        RelayServer(small()).resume(tmp_path / "relay")
+
+
+def test_a_damaged_checkpoint_ends_in_one_sentence(tmp_path: Path) -> None:
+    """Nothing but InputError is raised, whatever is in the file, and flipped bits are found."""
+    rng = random.Random(0)
+    source = VERSION_1 / "relay.safetensors"
+    about = {key: said for key, said in read_about(source, "relay").items() if key not in ("kind", "version")}
+    write_tensors(tmp_path / "new", "relay", load_file(source), about)
+    sources, accepted = [(tmp_path / "new").read_bytes(), source.read_bytes()], 0
+    for index in range(400):
+        case = mutations.draw(rng, sources) if index < 300 else mutations.flip(rng, sources[0])
+        case.write(tmp_path / "bad")
+        found = None
+        try:
+            RelayServer(small()).resume(tmp_path / "bad")
+        except InputError as error:
+            found = error
+        assert found is not None or not case.must_fail, f"{index}, {case.kind}"
+        assert not isinstance(found, UploadError)
+        assert len(str(found)) <= LONGEST
+        assert str(found).isprintable()
+        accepted += found is None
+    assert accepted > 10, "damage that does no harm shows that the checks behind the digest are reached"

@@ -16,6 +16,7 @@ from maecho.lab.columns import changes
 from maecho.lab.experiment import Experiment
 from maecho.lab.report.notes import notes
 from maecho.lab.report.tables import published_column, summarise
+from maecho.lab.training import LocalTraining
 from support import records
 from support.configs import CONFIG
 
@@ -50,6 +51,11 @@ MISTAKES = {
         '"ma-echo" }',
         '"ma-echo", steps = 3 }',
         "the column 'ma-echo', which sets steps: only the defaults go by that name",
+    ),
+    "one round": (
+        'ma-echo = { method = "ma-echo" }',
+        '"one round" = { method = "echo-relay", rounds = 1 }',
+        "rounds must be 2 or more, layers, or 'all', got 1: one round is echo-chain",
     ),
     "misspelt key of the paper": ("[training]", "[paper]\ntabel = 'a'\n[training]", "paper: 'tabel'"),
 }
@@ -95,10 +101,13 @@ def test_what_is_missing_of_the_paper_has_its_reason(name: str) -> None:
     ("name", "cell", "published"),
     [
         ("table-1", {"clients": 5, "beta": 0.01, "init": "same"}, 80.31),
+        ("table-1", {"clients": 20, "beta": 0.1, "init": "same"}, 80.4),
         ("table-2", {"clients": 10, "beta": 0.1, "init": "same"}, 27.13),
         ("table-3-writers", {"clients": 50, "init": "same"}, 82.26),
         ("table-3-domains", {"clients": 8, "init": "same"}, 30.06),
         ("table-4-mlp", {"clients": 2, "beta": 0.01, "init": "different"}, 84.49),
+        ("table-4-mlp", {"clients": 2, "beta": 20, "init": "same"}, 96.8),
+        ("table-4-cnn", {"clients": 2, "beta": 0.01, "init": "different"}, 41.53),
         ("table-5", {"clients": 5, "beta": 0.01, "init": "same", "steps": 50}, 59.4),
     ],
 )
@@ -136,11 +145,20 @@ def test_an_option_that_equals_its_default_changes_nothing() -> None:
     assert changes({"method": "regmean", "upload": {"rank": 3}}) == {"upload": {"rank": 3}}
 
 
+def test_a_quick_run_changes_what_it_says_and_keeps_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CONFIG.replace("epochs = 1", "epochs = 9\nbatch_size = 7") + "[quick.training]\nepochs = 2\n")
+    full, quick = (Experiment.load(str(path), quick=quick) for quick in (False, True))
+    assert full.training == LocalTraining(epochs=9, batch_size=7)
+    assert quick.training == LocalTraining(epochs=2, batch_size=7)
+    assert replace(quick, training=full.training, quick=False) == full
+
+
 def test_columns_are_named_in_a_list_with_commas() -> None:
     full = Experiment.load("table-1")
-    assert full.named("local, ensemble, class-aware,ensemble") == ["local", "ensemble, class-aware", "ensemble"]
+    assert full.columns_in("local, ensemble, class-aware,ensemble") == ["local", "ensemble, class-aware", "ensemble"]
     with pytest.raises(InputError, match=r"columns must be among local; .*class-aware; .*, got 'votes'"):
-        full.named("local,votes")
+        full.columns_in("local,votes")
 
 
 def test_an_experiment_that_is_not_there() -> None:

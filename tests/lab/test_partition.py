@@ -110,6 +110,19 @@ def test_parts_come_shuffled() -> None:
         assert all((np.diff(part) < 0).any() and (np.diff(labels[part]) < 0).any() for part in parts)
 
 
+def test_the_examples_of_a_class_are_shared_out_at_random() -> None:
+    """A cut of a class in the order of the data would give a client neighbours, such as one writer's digits."""
+    labels = np.repeat(np.arange(2), 100)
+    for parts in (
+        dirichlet(labels, 2, 10.0, np.random.default_rng(0)),
+        by_classes(labels, 2, 2, np.random.default_rng(0)),
+    ):
+        for part in parts:
+            own = np.sort(part[part < 100])
+            assert len(own) >= 10
+            assert np.ptp(own) > 1.2 * len(own), "neighbours"
+
+
 def test_a_client_with_its_fair_share_gets_nothing_more() -> None:
     """At tiny beta each class goes to one client as a whole. That is the client's fair share, so each has one class."""
     labels = np.repeat(np.arange(8), 25)

@@ -117,8 +117,8 @@ def test_epochs_are_sgd_with_momentum_in_a_new_order_each() -> None:
 
 def test_the_defaults_are_those_of_the_tables() -> None:
     """Who changes one changes it here too: configs rest on them."""
-    expected = "LocalTraining(epochs=10, learning_rate=0.01, momentum=0.5, batch_size=64, weight_decay=0.0)"
-    assert repr(LocalTraining()) == expected
+    expected = "epochs=10, learning_rate=0.01, momentum=0.5, batch_size=64, weight_decay=0.0, steps=None"
+    assert repr(LocalTraining()) == f"LocalTraining({expected})"
 
 
 def test_reported_loss_weighs_the_short_last_batch_by_its_examples() -> None:

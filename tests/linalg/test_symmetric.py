@@ -8,6 +8,7 @@ from torch import Tensor
 
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import TOLERANCE, Dense, Diagonal, add_into, eigenvalues
+from maecho.statistics import parts
 from support.clients import rng
 
 
@@ -16,7 +17,7 @@ def test_a_diagonal_is_one_row_and_acts_like_its_matrix() -> None:
     diagonal, M = Diagonal(d), torch.randn(1, 2, 3, generator=rng(), dtype=torch.float64)
     torch.testing.assert_close(diagonal.after(M), M @ diagonal.dense())
     torch.testing.assert_close(diagonal.total().after(M), M @ diagonal.dense())
-    assert diagonal.cut(1) is diagonal
+    assert parts.MATRICES.cut(diagonal, lambda _: 1) is diagonal  # nothing of it can be cut
     assert float(diagonal.total().mean_eigenvalue) == pytest.approx(4 / 3)
     torch.testing.assert_close(diagonal.total().divide(M), M @ torch.linalg.pinv(diagonal.dense()))
 
@@ -179,7 +180,7 @@ def test_shrinking_by_one_changes_nothing_and_by_zero_leaves_the_diagonal() -> N
 
 def test_a_diagonal_has_a_rank_a_size_and_groups_in_an_order() -> None:
     one = Diagonal(torch.tensor([[3.0, 1.0, 2.0], [0.5, 4.0, 0.0]]))
-    assert (one.rank, one.width, one.bytes, one.rank_for(0.1)) == (3, 3, 24, 3)
+    assert (one.rank, one.width, one.bytes) == (3, 3, 24)
     assert one.permuted(torch.tensor([1, 0])).values.tolist() == [[0.5, 4.0, 0.0], [3.0, 1.0, 2.0]]
     assert one.map(lambda s: 2 * s).values.tolist() == [[6.0, 2.0, 4.0], [1.0, 8.0, 0.0]]
     assert torch.equal(one.dense(), torch.diag_embed(one.values))

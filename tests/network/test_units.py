@@ -30,6 +30,16 @@ def test_a_joined_matrix_is_that_of_both() -> None:
     torch.testing.assert_close(rows @ W[:, :-1].T + W[:, -1], expected)
 
 
+def test_a_synchronised_batchnorm_is_joined_as_any_other() -> None:
+    """It computes the same in evaluation mode. Only training differs."""
+    plain = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(plain)
+    assert isinstance(synchronised[1], nn.SyncBatchNorm)
+    for model in (plain, synchronised):
+        stages = plan(split(model), ROWS).stages
+        assert [[(unit.name, unit.norm) for unit in stage] for stage in stages] == [[("0", "1")], [("3", None)]]
+
+
 def test_a_batchnorm_without_scale_or_memory_is_no_matrix() -> None:
     model = nn.Sequential(
         nn.BatchNorm1d(6, affine=False), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 2)
@@ -49,6 +59,8 @@ def test_counters_belong_to_no_unit() -> None:
         (nn.BatchNorm1d(6), (4, 6)),
         (nn.BatchNorm1d(6), (4, 6, 3)),
         (nn.BatchNorm2d(6), (4, 6, 3, 2)),
+        (nn.BatchNorm3d(6), (4, 6, 3, 2, 2)),
+        (nn.SyncBatchNorm(6), (4, 6, 3)),
         (nn.GroupNorm(3, 6), (4, 6, 3, 2)),
         (nn.LayerNorm(6), (4, 2, 6)),
         (nn.LayerNorm((3, 2)), (4, 3, 2)),
@@ -60,7 +72,7 @@ def test_counters_belong_to_no_unit() -> None:
 def test_a_norm_is_a_diagonal_matrix(norm: Any, shape: tuple[int, ...]) -> None:
     for p in norm.parameters():
         nn.init.normal_(p, generator=rng(1))
-    if isinstance(norm, norms.BATCH_NORMS):
+    if isinstance(norm, norms.BatchNorm):
         norm.running_mean.copy_(torch.randn(6, generator=rng(2)))
         norm.running_var.copy_(torch.rand(6, generator=rng(3)) + 0.1)
     x = torch.randn(shape, generator=rng(4)) * 3 + 1

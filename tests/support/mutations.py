@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import random
 from collections.abc import Callable
@@ -29,7 +30,9 @@ RAW = (
 )  # fmt: skip
 """JSON that Python's own writer never writes, and texts that are not JSON."""
 LENGTHS = (0, 1, 7, 2**16, 2**23, 2**23 + 1, 10**8, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
-SIZES = (2**20, 2**31, 3 * 2**30, 2**32, 20 * 10**9)
+SMALL = 2**26
+"""Files of fewer bytes are read although they are sparse."""
+SIZES = (2**20, 2**24, SMALL - 2**16, 2**28, 2**31, 3 * 2**30, 2**32, 20 * 10**9)
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,31 @@ def _length(rng: random.Random, content: bytes) -> Case:
 def _hole(rng: random.Random, content: bytes) -> Case:
     """Make a sparse file: it is as long as its header says but takes no room on the sender's disk."""
     size = rng.choice(SIZES)
+    if rng.random() < 0.2:
+        return Case("hole", content, size)
+    name = rng.choice([name for name in json.loads(split(content)[0]) if name != envelope.METADATA])
+    return with_hole(content, name, rng.choice(("F32", "F16", "F64", "I64", "U8")), size)
+
+
+def with_hole(content: bytes, name: str, dtype: str, size: int) -> Case:
+    """About so large a file whose last tensor is a hole. It has this name and dtype, and replaces another of the name.
+    If it is not too large to read it here, its digest is right."""
     header, data = split(content)
     listed = json.loads(header)
-    name = rng.choice([name for name in listed if name != envelope.METADATA])
-    if rng.random() < 0.7:
-        listed[name] |= {"dtype": "F32", "shape": [(size - len(data)) // 4], "data_offsets": [len(data), size]}
-    return Case("hole", joined(resealed(json.dumps(listed, separators=(",", ":")).encode()), data), size)
+    begin, end = listed.pop(name)["data_offsets"]
+    for one in (entry for key, entry in listed.items() if key != envelope.METADATA):
+        one["data_offsets"] = [offset - (end - begin) * (offset >= end) for offset in one["data_offsets"]]
+    width = envelope.DTYPES[dtype].itemsize
+    kept, count = data[:begin] + data[end:], (size - len(content)) // width
+    listed[name] = {"dtype": dtype, "shape": [count], "data_offsets": [len(kept), len(kept) + count * width]}
+    about = json.loads(listed[envelope.METADATA][storage.KEY])
+    if about["version"] == 1:
+        about.setdefault("tensors", {})[name] = [str(envelope.DTYPES[dtype]).removeprefix("torch."), count]
+    elif count * width <= SMALL:
+        about["tensors"][name] = hashlib.sha256(bytes(count * width)).hexdigest()
+    listed[envelope.METADATA][storage.KEY] = json.dumps(about)
+    made = joined(resealed(_dump(listed)), kept)
+    return Case("hole", made, len(made) + count * width)
 
 
 def _listing(rng: random.Random, content: bytes) -> Case:
@@ -173,15 +195,16 @@ def _numbers(rng: random.Random, content: bytes) -> Case:
 
 
 def _other(rng: random.Random, tensor: Tensor) -> Tensor:
+    largest = torch.finfo(tensor.dtype).max if tensor.is_floating_point() else 0.0
     choice = rng.randrange(0 if tensor.is_floating_point() or tensor.dtype == torch.int64 else 2, 6)
     if choice == 0 and tensor.numel():
         flat = tensor.clone().reshape(-1)
         whole = (-1, 0, 2**62, 2**63 - 1, -(2**63), 10**9)
-        real = (float("nan"), float("inf"), -1.0, 1e38, -1e38, 1e-40, 0.0)
+        real = (float("nan"), float("inf"), -1.0, min(1e38, largest), -min(1e38, largest), 1e-40, 0.0)
         flat[rng.randrange(len(flat))] = rng.choice(real if tensor.is_floating_point() else whole)
         return flat.reshape(tensor.shape)
     if choice == 1:  # sums that wrap
-        return torch.full_like(tensor, 2**62 if not tensor.is_floating_point() else 1e38)
+        return torch.full_like(tensor, 2**62 if not tensor.is_floating_point() else min(1e38, largest))
     if choice == 2:
         return tensor.to(rng.choice(list(envelope.DTYPES.values())))
     if choice == 3:

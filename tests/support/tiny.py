@@ -91,8 +91,22 @@ def refused(*parts: str, error: type[Exception] = UploadError) -> Iterator[None]
 
 
 def refused_input(*parts: str) -> contextlib.AbstractContextManager[None]:
-    """The same for bad input that is no upload: a model, batches, an option, a message."""
-    return refused(*parts, error=InputError)
+    """The same for bad input that is no upload: a model, batches, an option, a message. UploadError would be wrong."""
+
+    @contextlib.contextmanager
+    def check() -> Iterator[None]:
+        with refused(*parts, error=InputError), _of_no_upload():
+            yield
+
+    return check()
+
+
+@contextlib.contextmanager
+def _of_no_upload() -> Iterator[None]:
+    try:
+        yield
+    except UploadError as error:
+        pytest.fail(f"an error of uploads for what is none: {error}")
 
 
 def cases(table: dict[str, tuple[Any, ...]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_few_colours_are_no_trouble() -> None:
 
 def test_it_has_edges() -> None:
     """A Gaussian's fourth moment is 3. Edges lie near other edges, so the sizes of neighbouring numbers go together."""
-    w = leaves.draw((3, 32, 32), 500, rng(), CPU)
+    w = leaves.draw_white((3, 32, 32), 500, rng(), CPU)
     assert float((w**4).mean() / (w**2).mean() ** 2) > 5
     square = (w.reshape(500, 3, 32, 32) ** 2).mean(1)
     beside = torch.stack([square[:, :, 1:].flatten(), square[:, :, :-1].flatten()])
@@ -41,7 +41,7 @@ def test_it_has_edges() -> None:
 
 
 def test_draws_are_those_of_the_generator() -> None:
-    one, again, other = (leaves.draw((1, 8, 8), 50, rng(seed), CPU) for seed in (0, 0, 1))
+    one, again, other = (leaves.draw_white((1, 8, 8), 50, rng(seed), CPU) for seed in (0, 0, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert len(one.unique(dim=0)) == 50, "all different"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from maecho import Upload
+import pytest
+
+from maecho import Upload, make_upload
+from maecho.statistics import STATISTICS
+from maecho.upload import header, storage
 from maecho.upload.cohort import Cohort
-from support.tiny import refused, upload
+from support.tiny import batches, network, refused, refused_input, saved, upload
+
+VERSION_1 = Path(__file__).parent / "version_1"
 
 
 def with_only(client: str, *names: str) -> Upload:
@@ -37,3 +45,54 @@ def test_of_a_file_only_what_is_needed_or_used_is_read(tmp_path: Path) -> None:
     assert [one.has for one in cohort] == [{"gram", "classes"}] * 2
     assert cohort.upload_bytes == upload().bytes(["gram", "classes"])
     assert [one.client for one in cohort[::-1]] == ["bob", "ann"]
+
+
+def replaced(path: Path, *, times: int) -> Callable[..., Any]:
+    """Reads headers; after so many another upload of the same client stands at the path."""
+    read, seen = header.read, []
+
+    def other(file: storage.File, known: Any) -> header.Header:
+        found = read(file, known)
+        seen.append(file.path)
+        if len(seen) == times:
+            path.unlink()
+            replace(upload(), recipe={"other": True}).save(path)
+        return found
+
+    return other
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_file_that_changes_between_two_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    path = saved(tmp_path)
+    monkeypatch.setattr(header, "read", replaced(path, times=times))
+    cohort = Cohort([path, upload("bob")])
+    for _ in range(1, times):
+        assert [one.client for one in cohort] == ["ann", "bob"]
+    with refused(f"{path} must stay as it is while it is used, got another file than at the first reading"):
+        list(cohort)
+
+
+def test_a_file_of_format_1_that_changes_between_two_readings(tmp_path: Path) -> None:
+    """It has no digests. A change of its header is noticed, and values are checked at every reading."""
+    source = VERSION_1 / "upload-cnn-1.safetensors"
+    path = tmp_path / "old"
+    path.write_bytes(source.read_bytes())
+    uploads = Cohort([path])
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'\\"client\\": \\"c', b'\\"client\\": \\"d', 1))
+    assert path.read_bytes() != content
+    with refused("got another file than at the first reading"):
+        uploads[0]
+
+
+def test_names_of_statistics_to_read(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    everything = ", ".join(STATISTICS)
+    with refused_input(f"only must be a list of statistics from {everything}, got the text 'gram'"):
+        Upload.load(path, only="gram")
+    with refused_input(f"only must name statistics among {everything}, got 'grams'"):
+        Upload.load(path, only=["gram", "grams"])
+    assert Upload.load(path, only=["gram"]).has == {"gram"}
+    make_upload(network(), batches(), "ann", ["gram"]).save(path)
+    assert Upload.load(path, only=["gram", "classes"]).has == {"gram"}

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from maecho import METHODS, Upload, aggregate, make_upload
+from maecho.linalg.spectra import Spectrum
 from maecho.network.spaces import load
 from maecho.statistics import STATISTICS
+from maecho.upload import storage
+from support.damage import forged
 from support.tiny import (
     QUICK,
     batches,
     network,
+    refused,
     together,
     upload,
 )
@@ -84,3 +90,22 @@ def test_inputs_of_many_lengths_have_no_moments() -> None:
     made = make_upload(model, [(torch.ones(3, 2, length), y[:3]) for length in (8, 9)], "ann")
     assert made.has == {"gram", "projector", "classes", "features"}
     assert "moments" in made.recipe["not_sent"]
+
+
+@pytest.mark.parametrize("statistic", ["gram", "projector"])
+def test_a_matrix_of_tokens_is_a_diagonal(tmp_path: Path, statistic: str) -> None:
+    """Methods solve with it entry by entry. With eigenvectors regmean and exact ma-echo ended in a traceback."""
+    tokens = torch.arange(90).reshape(30, 3) % 7
+    made = make_upload(Rare(True), [(tokens, y)], "ann", ["gram", "projector"])
+    made.save(tmp_path / "ann")
+    assert torch.equal(Upload.load(tmp_path / "ann").statistics[statistic]["tokens"].values,
+                       made.statistics[statistic]["tokens"].values)  # fmt: skip
+    about, tensors = storage.read_about(tmp_path / "ann", "upload"), load_file(tmp_path / "ann")
+    forged(tmp_path / "ann", {**tensors, f"{statistic}/tokens/basis": torch.eye(7)[None]}, about)
+    sentence = f"{statistic} of 'tokens' must be a Diagonal, since the layer's inputs are tokens, got eigenvectors"
+    with refused(f"ann: {sentence}"):
+        Upload.load(tmp_path / "ann")
+    for matrix in (Spectrum(torch.ones(1, 7), torch.eye(7)[None]), torch.eye(7)):
+        values = {**made.statistics, statistic: {**made.statistics[statistic], "tokens": matrix}}
+        with refused(f"ann: {sentence}"):
+            replace(made, statistics=values)

@@ -204,5 +204,5 @@ def test_what_a_rank_means(rank: Any, rule: Any) -> None:
 
 @pytest.mark.parametrize("rank", ["64", "5", "5 M", "x", "-1x", True, -1, 0.0, 1.5, "1e3x", [1]])
 def test_other_ranks_are_refused(rank: Any) -> None:
-    with pytest.raises(InputError, match="rank must be a whole number, a share of energy in"):
+    with pytest.raises(InputError, match="rank must be a whole number, one for each layer, a share of energy in"):
         size.parse(rank)

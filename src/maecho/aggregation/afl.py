@@ -35,8 +35,8 @@ class AFL:
     Args:
         ridge: γ, as a share of the mean eigenvalue of Σ XᵀX. The default is well above the rounding of float32 uploads.
             0 is least squares (the solution of smallest norm, if there are several).
-        backbone: "shared" refuses clients whose weights before the head differ. "average" averages these weights. The
-            head was then fitted to other inputs than it will get.
+        backbone: "shared" refuses clients whose weights before the head differ. "average" averages these weights. Then
+            the head is fitted to features of the clients' own weights, but gets those of the averaged weights.
     """
 
     guide: ClassVar[Guide] = Guide(

@@ -237,7 +237,7 @@ class DENSE:
 
 def _pooled(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     """Mean and spread of every pixel or feature, over all clients and classes."""
-    moments = [upload.statistics["moments"] for upload in uploads if upload.statistics["moments"] is not None]
+    moments = [upload.statistics["moments"] for upload in uploads]
     counts = torch.cat([m.counts.double().cpu() for m in moments])
     p = counts / counts.sum()
     means = torch.cat([m.means.double().cpu() for m in moments])

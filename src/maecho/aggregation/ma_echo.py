@@ -141,7 +141,7 @@ class MAEcho:
         method = self._for(first, "classes" in uploads.has)
         if method.alpha == "qp" and method.cap < 1 / len(uploads):
             raise InputError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
-        gathered = _Gathered(method, first)
+        gathered = _Collected(method, first)
         for upload in uploads:
             gathered.add(upload)
         start = gathered.start()
@@ -150,7 +150,7 @@ class MAEcho:
             return gathered.result(found)
         return method._iterate(gathered, start)
 
-    def _iterate(self, gathered: _Gathered, start: Mapping[str, Tensor]) -> Merged:
+    def _iterate(self, gathered: _Collected, start: Mapping[str, Tensor]) -> Merged:
         layers: dict[str, Iterates] = {
             name: iterates(start[name].to(local[0].dtype), local, gathered.spectra[name], self._coefficients())
             for name, local in gathered.local.items()
@@ -173,8 +173,8 @@ class MAEcho:
         return global_model()
 
     def _for(self, upload: Upload, counted: bool) -> MAEcho:
-        """The method with a value for every option that is None. `counted` says whether all clients count their
-        classes."""
+        """The same method, in which every option that was None has its value. `counted` says whether all clients count
+        their classes."""
         convolutions = any(layer.convolution for layer in upload.layers)
         released = self.form == "released"
         counted = counted and upload.head is not None
@@ -213,9 +213,9 @@ class MAEcho:
         return projector(G, z) if z else G
 
 
-class _Gathered:
-    """Keeps what the method needs of the uploads: all matrices if it iterates, sums if it takes the limit, averages for
-    the rest."""
+class _Collected:
+    """Keeps what the method needs of the uploads. For layers these are all matrices if it iterates, and sums if it
+    takes the limit. For all other weights they are averages."""
 
     def __init__(self, method: MAEcho, first: Upload):
         self._method, self._first = method, first

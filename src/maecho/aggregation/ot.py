@@ -59,7 +59,7 @@ class OT(Alignment):
 
 @dataclass(frozen=True)
 class MAEchoOT(MAEcho, Alignment):
-    """Align, then MA-Echo, with the options of both. `seed` serves everything that is random in either."""
+    """Align, then run MA-Echo. It has the options of both. `seed` is the seed of everything random in either step."""
 
     guide: ClassVar[Guide] = Guide(
         does="brings the neurons of all clients into one order as `ot` does, then runs `ma-echo`",

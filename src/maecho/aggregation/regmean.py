@@ -2,8 +2,8 @@
 
     min_W  Σ_i ‖(W − W_i) X_iᵀ‖²   =>   W = (Σ_i W_i G_i) (Σ_i G_i)⁻¹,    G_i = X_iᵀ X_i
 
-(Jin et al., ICLR 2023.) A ridge pulls towards the average, and off-diagonal entries of G_i may be shrunk as in the
-paper. Only sums over clients are kept.
+(Jin et al., ICLR 2023.) A ridge pulls towards the average. The entries of G_i off the diagonal can be made smaller, as
+in the paper. Only sums over clients are kept.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from maecho.network.forward import forward
 from maecho.network.hooks import After, watching
 from maecho.network.layers import read
 from maecho.network.spaces import Space
+from maecho.statistics import INPUTS
 from maecho.synthesis.pseudo import PseudoInputs, seed_for
 from maecho.upload.upload import Upload
 
@@ -48,7 +49,7 @@ def common_inputs(
     for upload in sorted(uploads, key=lambda upload: upload.client):
         draws = round(probes * upload.examples / everyone)
         own_seed = seed_for(seed, upload.client)
-        found.append((upload.client, PseudoInputs(upload.statistics["moments"], draws, CHUNK, own_seed, dtype)))
+        found.append((upload.client, PseudoInputs(upload.statistics[INPUTS], draws, CHUNK, own_seed, dtype)))
     return found
 
 
@@ -77,7 +78,7 @@ class Responses:
         dtype = devices.float32_or_finer(tensors)
         theirs = copied(model).to(tensors[0].device, dtype)
         theirs.load_state_dict(reference.state_dict())
-        self._pair = _Pair(copy.deepcopy(theirs), theirs, spaces)
+        self._pair = _OwnAndReference(copy.deepcopy(theirs), theirs, spaces)
         self._spaces, self._inputs = spaces, common_inputs(uploads, probes, seed, dtype)
 
     def distances(self, upload: Upload) -> list[Float[Tensor, "own theirs"]]:
@@ -114,7 +115,7 @@ class Responses:
                 self._pair.forget()
 
 
-class _Pair(nn.Module):
+class _OwnAndReference(nn.Module):
     """Runs two networks of one architecture on the same inputs, and keeps the outputs of the layers whose outputs are
     neurons of the spaces."""
 
@@ -134,7 +135,7 @@ class _Pair(nn.Module):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, the outputs of these layers are kept until `forget`."""
+        """Inside, the outputs of these layers are kept. `forget` drops them."""
         names = list(dict.fromkeys(name for feeding in self._feeding for name in feeding))
         with contextlib.ExitStack() as stack:
             for network in (self.own, self.theirs):

@@ -26,7 +26,7 @@ from maecho.network.layers import Layer
 from maecho.network.spaces import Move, Space, Spaces, check
 from maecho.network.tracing import derive
 from maecho.options import POSITIVE, number, one_of
-from maecho.statistics import STATISTICS
+from maecho.statistics import INPUTS, STATISTICS
 from maecho.upload.cohort import Cohort
 from maecho.upload.skeleton import skeleton
 from maecho.upload.upload import Upload
@@ -78,7 +78,7 @@ class Alignment:
     @property
     def _for_metric(self) -> frozenset[str]:
         """The statistics that the comparison of neurons needs."""
-        return frozenset({"moments"} if self.metric == "activations" else ())
+        return frozenset({INPUTS} if self.metric == "activations" else ())
 
     def align(self, uploads: Sequence[Upload]) -> list[Upload]:
         """The same uploads, with their neurons in the order of the reference."""
@@ -93,7 +93,7 @@ class Alignment:
             reference = found
         responses = None
         if self.metric == "activations":
-            Cohort(given, self._for_metric, self._name)  # raises an error if an upload has no moments
+            Cohort(given, self._for_metric, self._name)  # raises an error if an upload lacks it
             network = skeleton(self.model, reference, self._name, "with metric='activations' runs it")
             responses = Responses(network, reference, given, spaces, self.probes, self.seed)
         return [u if u is reference else self._to(reference, u, spaces, responses) for u in given]

@@ -12,17 +12,18 @@ import typer
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from maecho._version import __version__
-from maecho.cli.commands import lab, merging, uploads
+from maecho.cli import lab_commands, merging_commands, page_commands, upload_commands
 from maecho.errors import one_line
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "demo": lab.demo,
-    "upload": uploads.upload,
-    "aggregate": merging.aggregate_,
-    "evaluate": merging.evaluate_,
-    "inspect": uploads.inspect,
-    "methods": merging.methods,
-    "reproduce": lab.reproduce_,
+    "demo": lab_commands.demo,
+    "upload": upload_commands.upload,
+    "aggregate": merging_commands.aggregate_,
+    "evaluate": merging_commands.evaluate_,
+    "inspect": upload_commands.inspect,
+    "methods": merging_commands.methods,
+    "reproduce": lab_commands.reproduce_,
+    "report": page_commands.report,
 }
 """Every command, in the order of `maecho --help`. What a command does stands in the docstring of its function."""
 

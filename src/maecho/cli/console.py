@@ -33,7 +33,7 @@ from maecho.lab.report.tables import Ladder
 from maecho.progress import stderr
 from maecho.upload import inspection
 from maecho.upload.header import not_sent
-from maecho.upload.upload import Upload, read_header
+from maecho.upload.upload import read
 
 if TYPE_CHECKING:
     from maecho.lab.demo import Demo
@@ -62,7 +62,7 @@ def say(*parts: str | Text | tuple[str, str], whole: bool = False) -> None:
     out.print(Text.assemble(*parts), soft_wrap=whole)
 
 
-def show_demo(demo: Demo, folder: Path) -> None:
+def show_demo(demo: Demo, folder: Path, page: Path) -> None:
     """Print the clients' uploads and the accuracy of every model."""
     who = Table(title=Text.assemble("The clients' uploads, in ", plain(folder)), title_justify="left")
     who.add_column("file")
@@ -81,11 +81,12 @@ def show_demo(demo: Demo, folder: Path) -> None:
         table.add_row(row.name, f"{100 * row.accuracy:.1f} %", seconds, Path(row.file).name if row.file else "")
     out.print(table)
     say("What leaves a client: ", plain(f"maecho inspect {folder / 'client-0.safetensors'}", "bold"))
+    say("All of it as a page: ", plain(page, "bold"), whole=True)
 
 
 def show_upload(path: Path, as_json: bool) -> None:
     """Print the content of an upload's file, who made it, and what it can reveal."""
-    upload, header, total = Upload.load(path), read_header(path), path.stat().st_size
+    (upload, header), total = read(path), path.stat().st_size
     if as_json:
         print_json(
             {
@@ -177,13 +178,14 @@ def show_methods(methods: Mapping[str, tuple[Guide, Mapping[str, Any]]]) -> None
 def show_ladders(ladders: Sequence[Ladder]) -> None:
     """Print what each further round on real data brings, and what it costs."""
     for one in ladders:
-        drawn = Table(title=f"From one shot to a round a layer. {one.title}", title_justify="left", title_style="bold")
+        title = plain(f"From one shot to a round a layer. {one.title}", "bold")
+        drawn = Table(title=title, title_justify="left")
         for column in ("rounds", "where real data are asked", "a client uploads", "times the weights", *one.cells):
-            drawn.add_column(column, justify="left" if column.startswith("where") else "right")
+            drawn.add_column(plain(column), justify="left" if column.startswith("where") else "right")
         for rung in one.rungs:
             drawn.add_row(
-                str(rung.rounds),
-                rung.asked,
+                plain(rung.rounds),
+                plain(rung.asked),
                 size(rung.bytes),
                 f"{rung.bytes / one.weights:.1f}",
                 *("not run" if accuracy is None else f"{accuracy:.1f} %" for accuracy in rung.accuracies),
@@ -255,7 +257,8 @@ def show_results(
     say(plain(f"{experiment.title}{quick}", "bold"), ": mean over seeds, low–high, [paper], in per cent")
     columns = list(experiment.methods)
     # Long names are broken after commas and hyphens.
-    headings = {c: c if len(c) <= 9 else c.replace(", ", ",\n").replace("-", "-\n") for c in columns}
+    shown = {c: printable(c) for c in columns}
+    headings = {c: s if len(s) <= 9 else s.replace(", ", ",\n").replace("-", "-\n") for c, s in shown.items()}
     width = max(9, *(len(line) for heading in headings.values() for line in heading.splitlines()))
     at_once = max(1, (out.width - 28) // (width + 3))
     for first in range(0, len(columns), at_once):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable
@@ -16,14 +17,30 @@ from maecho.upload import storage as files
 from maecho.upload.upload import Upload
 
 
-def call(name: str, what: str) -> Any:
-    """Call a factory and return its result. The current folder is searched first, as `python -m` does."""
-    module_name, colon, factory_name = name.partition(":")
-    if not (module_name and colon and factory_name):
-        raise InputError(f"{what} must be named package.module:factory, got {name!r}")
+def sources(*names: str | None) -> list[Path]:
+    """The files of the modules that hold these factories. A module that is not found has none; `call` says why."""
+    _search_here()
+    found = []
+    for name in names:
+        with contextlib.suppress(ImportError, TypeError, ValueError, AttributeError, SyntaxError):
+            spec = None if name is None else importlib.util.find_spec(name.partition(":")[0])
+            found += [Path(spec.origin)] if spec is not None and spec.has_location and spec.origin else []
+    return found
+
+
+def _search_here() -> None:
+    """Let imports search the current folder first, as `python -m` does."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+def call(name: str, what: str) -> Any:
+    """Call a factory and return its result."""
+    module_name, colon, factory_name = name.partition(":")
+    if not (module_name and colon and factory_name):
+        raise InputError(f"{what} must be named package.module:factory, got {name!r}")
+    _search_here()
     try:
         module = importlib.import_module(module_name)
     except (ImportError, TypeError, SyntaxError) as error:

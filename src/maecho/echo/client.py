@@ -20,7 +20,7 @@ from maecho.echo.messages import Answer, Opening, Question, units_named
 from maecho.echo.observation import observe
 from maecho.echo.totals import totals_of
 from maecho.echo.wire import own_memory
-from maecho.errors import InputError
+from maecho.errors import InputError, text_of
 from maecho.network.attention import split
 from maecho.network.forward import examples, parts
 from maecho.network.layers import read
@@ -140,9 +140,8 @@ class RelayClient:
             except InputError as error:
                 raise InputError(f"{self.client}: {error}") from error
             except RuntimeError as error:
-                reason = " ".join(str(error).split())
                 raise InputError(
-                    f"{self.client}: the model must take its own batches, got an error: {reason}"
+                    f"{self.client}: the model must take its own batches, got an error: {text_of(error)}"
                 ) from error
         return self._plan
 

@@ -92,12 +92,12 @@ def gram_of(unit: Unit, sums: UnitSums) -> Total:
 
 
 def repaired(unit: Unit, sums: UnitSums, examples: Tensor) -> UnitSums:
-    """Repair sums that hold noise for privacy, so that real data could have given them.
+    """Repair sums that hold noise for privacy. Afterwards they could be the sums of real data.
 
-    Σ h hᵀ becomes positive semidefinite again. Clipping has made examples smaller. So h and z are multiplied by one
-    factor, which gives the 1 of the bias its mean square back. The floor is the root mean square of the eigenvalues of
-    the noise. The ridge is never smaller, since the inverse would otherwise be that of noise (on digits at ε = 8: 24
-    per cent right without this, 84 with it).
+    Σ h hᵀ becomes positive semidefinite again. Clipping has made examples smaller, and with them the 1 that a bias
+    reads. So h and z are multiplied by the factor after which the mean square of that input is 1 again. The floor is
+    the root mean square of the eigenvalues of the noise. The ridge is never smaller than the floor. Otherwise the
+    solution would depend mostly on the noise (on digits at ε = 8: 24 per cent right without a floor, 84 with it).
     """
     assert sums.noise is not None
     deviation = sums.noise.sqrt()
@@ -124,8 +124,9 @@ def discriminant(
 ) -> Float[Tensor, "k d"]:
     """Linear discriminant analysis: the rows [w b] of log π_k + μ_kᵀ Σ⁻¹ h − ½ μ_kᵀ Σ⁻¹ μ_k.
 
-    Without a bias: the linear function of h that comes nearest to it on the clients' data. A class that no client has
-    gets the lowest score of all.
+    If the layer has no bias, this is the linear function of h that comes nearest to these scores on the clients' data.
+    A
+    class that no client has gets the lowest score of all.
     """
     n = counts.sum().clamp(min=1)
     held = counts > 0.5  # if counts were masked, round-off keeps their total from being whole

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.echo.totals import ByClass, UnitSums
-from maecho.errors import InputError
+from maecho.errors import InputError, text_of
 from maecho.network.attention import slow_path
 from maecho.network.forward import call, examples, parts
 from maecho.network.hooks import watching
@@ -94,7 +95,7 @@ class PrivacyLedger:
             except (RuntimeError, ValueError) as error:
                 raise InputError(
                     f"{self.client}: with privacy the model must run on a single example, got an error: "
-                    f"{' '.join(str(error).split())}"
+                    f"{text_of(error)}"
                 ) from error
             for name, calls in together.items():
                 if len(calls) > 1:
@@ -149,7 +150,7 @@ def _seen(model: nn.Module, inputs: Any) -> dict[str, list[Tensor]]:
     def keep(name: str, module: nn.Module, x: Tensor) -> None:
         found.setdefault(layers[name], []).append(x.detach().clone())
 
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = devices.of(model)
     with watching(model, layers, keep), torch.no_grad(), slow_path():
         call(model, inputs, device)
     return found

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.echo.fit import Regression, fitted, repaired
 from maecho.echo.messages import Answer, Opening, units_named
 from maecho.echo.state import RelayState
 from maecho.echo.totals import sums_of
-from maecho.errors import InputError
+from maecho.errors import InputError, text_of
 from maecho.network.attention import packed, split
 from maecho.network.layers import read
 from maecho.network.units import Unit, network
@@ -65,7 +66,7 @@ class MergedNetwork:
     def fit(self, stage: Sequence[Unit], total: Answer, regression: Regression, head: str | None) -> frozenset[str]:
         """Fit the units of a stage to the clients' totals. Returns the names of the weights that are final now."""
         new: dict[str, Tensor] = {}
-        device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
+        device = devices.of(self.network)
         examples = total.examples.to(device)
         for unit in stage:
             sums = sums_of(unit, tuple(unit.matrix(self.network).shape), total.of(unit.name), device)
@@ -111,6 +112,5 @@ class MergedNetwork:
         try:
             twin.load_state_dict(dict(state))
         except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"{what} must be a state_dict of the model, got: {reason}") from error
+            raise InputError(f"{what} must be a state_dict of the model, got: {text_of(error)}") from error
         return split(twin)

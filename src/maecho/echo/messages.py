@@ -18,7 +18,9 @@ from torch import Tensor
 from maecho.echo import wire
 from maecho.echo.totals import REQUIRED, UnitTotals, real_numbers
 from maecho.errors import InputError
+from maecho.formatting import numbers
 from maecho.network.units import Unit
+from maecho.options import number
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -45,8 +47,7 @@ class Question:
 
     def __post_init__(self) -> None:
         _freeze(self, "a question", "units", "weights")
-        if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 0:
-            raise InputError(f"the round of a question must be a whole number, at least 0, got {self.round!r}")
+        number("the round of a question", self.round, "a whole number, at least 0", 0, whole=True)
         if not isinstance(self.opening, bool):
             raise InputError(f"opening of a question must be True or False, got {self.opening!r}")
         _check_layers(self.units, {name: norm for name, norm in self.units.items() if norm is not None}, self.head)
@@ -106,9 +107,8 @@ class Opening:
 
     def __post_init__(self) -> None:
         _freeze(self, "an opening", "stages", "joins", "plain")
-        for name, number in self.stages.items():
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise InputError(f"the stage of {name!r} must be a whole number, at least 0, got {number!r}")
+        for name, stage in self.stages.items():
+            number(f"the stage of {name!r}", stage, "a whole number, at least 0", 0, whole=True)
         numbers = {0, *self.stages.values()}  # the first stage may be empty
         if len(numbers) <= max(numbers):
             raise InputError(f"answers must number the stages without a gap, got {sorted(set(self.stages.values()))}")
@@ -123,7 +123,7 @@ class Opening:
 
     def tensors(self) -> dict[str, Tensor]:
         """Its part of the wire form."""
-        out = {f"{wire.STAGE}{name}": torch.tensor(number) for name, number in self.stages.items()}
+        out = {f"{wire.STAGE}{name}": torch.tensor(stage) for name, stage in self.stages.items()}
         out |= {f"{wire.JOIN}{layer}/{norm}": wire.mark() for layer, norm in self.joins.items()}
         if self.head is not None:
             out[f"{wire.HEAD}{self.head}"] = wire.mark()
@@ -147,8 +147,9 @@ class Answer:
     The law of `+`: the answer of two clients together is the sum of their answers, and so are the wire forms.
 
     Args:
-        clients: how many clients it is of. A real number, so that secure aggregation can mask it.
-        examples: how many examples it is of, as a real number for the same reason.
+        clients: the number of clients whose answers are added up here. It is a real number, so that secure aggregation
+            can mask it.
+        examples: the number of examples of these clients, as a real number for the same reason.
         totals: the sums of every unit that was asked for.
         opening: the part that only the first answer has.
     """
@@ -162,7 +163,7 @@ class Answer:
         for part in (wire.CLIENTS, wire.EXAMPLES):
             tensor = real_numbers(part, getattr(self, part))
             if tensor.numel() != 1:
-                raise InputError(f"answers must say of how many {part} they are, got {tensor.tolist()}")
+                raise InputError(f"answers must say of how many {part} they are, got {numbers(tensor)}")
             object.__setattr__(self, part, tensor)
         if self.opening is not None and not isinstance(self.opening, Opening):
             raise InputError(f"the opening of an answer must be an Opening, got {type(self.opening).__name__}")

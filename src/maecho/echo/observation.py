@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from maecho import devices
 from maecho.echo.totals import ByClass, UnitSums
 from maecho.errors import InputError
 from maecho.network import kinds
@@ -179,7 +180,7 @@ class _OwnAndMerged(nn.Module):
         self.units, self.calls = units, calls
 
     def forward(self, *args: Any, **kwargs: Any) -> _Seen:
-        device = next((p.device for p in self.own.parameters()), torch.device("cpu"))
+        device = devices.of(self.own)
         given = args[0] if args else kwargs
         outputs: dict[str, list[Tensor]] = {unit.name: [] for unit in self.units}
         inputs: dict[str, list[tuple[str, Tensor]]] = {unit.name: [] for unit in self.units}

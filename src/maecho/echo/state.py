@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
+from maecho import schema
 from maecho._version import __version__
 from maecho.echo.messages import units_named
-from maecho.errors import UploadError
+from maecho.errors import InputError
+from maecho.linalg.finite import is_finite
 from maecho.network.units import Unit
 from maecho.upload import storage as files
 
@@ -80,35 +82,64 @@ def write_checkpoint(path: Path, state: RelayState, weights: Mapping[str, Tensor
     files.write_tensors(path, "relay", weights, about)
 
 
+@dataclass(frozen=True)
+class _About:
+    """The entries in the header of a checkpoint."""
+
+    stages: tuple[tuple[str, ...], ...]
+    joins: dict[str, str]
+    head: str | None
+    alone: bool
+    finished: int
+    settled: tuple[str, ...]
+    heard: tuple[int, ...]
+    bytes: tuple[int, ...]
+    from_start: int = 0
+    """Files of maecho 0.1.0 do not have it. Their stages from a start count as fitted to drawn inputs."""
+
+    def __post_init__(self) -> None:
+        layers = [layer for stage in self.stages for layer in stage]
+        if len(set(layers)) < len(layers):
+            raise ValueError("a layer in two stages")
+        told = f"{self.finished} of {len(self.stages)} stages are finished, of {len(self.heard)} it tells"
+        if not 0 <= self.from_start <= len(self.heard) == len(self.bytes) == self.finished <= len(self.stages):
+            raise ValueError(f"{told}, {self.from_start} came from a start")
+        if min((*self.heard, *self.bytes), default=0) < 0:
+            raise ValueError("a negative number of clients or of bytes")
+
+    def check_names(self, tensors: Container[str]) -> None:
+        """Raise ValueError unless every name is that of a layer in a stage, or of a tensor in the file."""
+        layers = {layer for stage in self.stages for layer in stage}
+        for name in (*self.joins, *([] if self.head is None else [self.head])):
+            if name not in layers:
+                raise ValueError(f"{name!r}, which is a layer of no stage")
+        for name in self.settled:
+            if name not in tensors:
+                raise ValueError(f"no tensor {name!r}")
+
+
 def read_checkpoint(path: Path, units: Mapping[str, Unit]) -> tuple[RelayState, dict[str, Tensor]]:
-    """Read the state and the final weights. Raises UploadError unless they belong to a network with these units.
-
-    Files of maecho 0.1.0 do not say which stages came from a start. Such stages count as fitted to drawn inputs.
-    """
-    about = files.read_about(path, "relay")
-    tensors = files.read_tensors(path)
-    try:
-        joins = dict(about["joins"])
-        stages = tuple(units_named({name: joins.get(name) for name in stage}, units) for stage in about["stages"])
-        from_start = int(about.get("from_start", 0))
-        answered = list(zip(about["heard"], about["bytes"], strict=True))
-        if not from_start <= len(answered) == about["finished"] <= len(stages):
-            raise ValueError(f"{about['finished']} of {len(stages)} stages are finished, of {len(answered)} it tells")
-        fitted = tuple(
-            FittedStage(
-                [unit.name for unit in stages[k]],
-                START if k < from_start else REAL if clients else DRAWN,
-                int(clients),
-                int(size),
+    """Read the state and the final weights. Raises InputError unless they belong to a network with these units."""
+    with files.opened(path, "relay") as file:
+        try:
+            about = schema.convert(file.about, _About)
+            stages = tuple(
+                units_named({name: about.joins.get(name) for name in stage}, units) for stage in about.stages
             )
-            for k, (clients, size) in enumerate(answered)
-        )
-        settled = frozenset(about["settled"])
-        state = RelayState(stages, about["head"], bool(about["alone"]), settled, fitted)
-        return state, {name: tensors[name] for name in about["settled"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise not_of_this_network(path, error) from error
+            about.check_names(file.listing)
+        except ValueError as error:
+            raise not_of_this_network(path, error) from error
+        held = file.read_all()
+    tensors = {name: held[name] for name in about.settled}
+    fitted = tuple(
+        FittedStage(list(layers), START if k < about.from_start else REAL if clients else DRAWN, clients, size)
+        for k, (layers, clients, size) in enumerate(zip(about.stages, about.heard, about.bytes, strict=False))
+    )
+    wrong = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not is_finite(tensor)]
+    if wrong:
+        raise not_of_this_network(path, ValueError(f"NaN or infinity in {wrong[0]!r}"))
+    return RelayState(stages, about.head, about.alone, frozenset(about.settled), fitted), tensors
 
 
-def not_of_this_network(path: Path, error: Exception) -> UploadError:
-    return UploadError(f"{path} must be the checkpoint of a relay of this network, got: {error}")
+def not_of_this_network(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} must be the checkpoint of a relay of this network, got: {error}")

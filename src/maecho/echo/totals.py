@@ -55,7 +55,7 @@ class UnitSums:
     noise: Float[Tensor, ""] | None = None
     """With privacy: the variance of the noise on an entry of the gram."""
     floor: Float[Tensor, ""] | float = 0.0
-    """What the ridge is raised by, since the gram had noise."""
+    """The ridge is at least this large, since the gram had noise."""
 
     def add_(self, other: UnitSums) -> UnitSums:
         """Add sums without noise in place."""

@@ -7,7 +7,8 @@ Every key of the wire stands in this file:
     opening    what the first answer says besides:
                stage/<layer> · join/<layer>/<BatchNorm> · head/<layer> · plain/<parameter>
 
-Where the key says everything, the tensor below it is a one. Of a symmetric matrix only the upper triangle travels.
+If the key alone carries the information, its tensor is a single 1. Of a symmetric matrix only the upper triangle
+travels.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from maecho.errors import InputError
+from maecho.formatting import numbers
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,7 +30,7 @@ UNIT, JOIN, HEAD, WEIGHTS, SUM, STAGE, PLAIN = "unit/", "join/", "head/", "weigh
 
 
 def mark() -> Tensor:
-    """The tensor for a key that says everything by itself. Each call makes a new one."""
+    """The tensor for a key that alone carries the information. Each call makes a new one."""
     return torch.ones((), dtype=torch.int64)
 
 
@@ -72,7 +74,7 @@ def check_keys(message: Mapping[str, Tensor], understood: Mapping[str, Tensor], 
 def whole_number(key: str, tensor: Tensor) -> int:
     """The whole number that stands under a key."""
     if tensor.numel() != 1 or tensor.is_floating_point() or tensor.is_complex() or int(tensor) < 0:
-        raise InputError(f"{key!r} must be one whole number, at least 0, got {tensor.tolist()}")
+        raise InputError(f"{key!r} must be one whole number, at least 0, got {numbers(tensor)}")
     return int(tensor)
 
 
@@ -100,7 +102,7 @@ def add(total: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> dict[str, 
             out[key] = before.maximum(tensor.to(before))
         else:
             if not torch.equal(before, tensor.to(before)):
-                raise InputError(f"{key!r} must be {before.tolist()} as for the others, got {tensor.tolist()}")
+                raise InputError(f"{key!r} must be {numbers(before)} as for the others, got {numbers(tensor)}")
             out[key] = tensor
     return out
 

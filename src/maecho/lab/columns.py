@@ -80,6 +80,8 @@ def protocol(options: Mapping[str, Any], seed: int) -> dict[str, Any]:
     at every layer, its Drawing, with this seed if the column sets none."""
     given = {key: value for key, value in plain(options).items() if key not in ("method", "rounds")}
     rounds = options.get("rounds", "all")
+    if rounds == 1:
+        raise ValueError("rounds must be 2 or more, layers, or 'all', got 1: one round is echo-chain")
     of_drawing = {f.name: given.pop(f.name) for f in fields(Drawing) if f.name in given}
     found = {"rounds": rounds, "regression": Regression(**given)}
     if rounds != "all":

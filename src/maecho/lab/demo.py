@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from maecho.aggregation import aggregate
 from maecho.echo.relay import relay
-from maecho.errors import InputError, UploadError
+from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab import data, networks, partition
 from maecho.lab.training import LocalTraining
@@ -28,6 +28,8 @@ TRAINING = LocalTraining(epochs=60, learning_rate=0.05, momentum=0.5, batch_size
 """Every client fits its own data in these epochs. The projector gets at most one direction from each batch, so batches
 are small."""
 
+MADE_BY_DEMO = "demo"
+"""The entry of a recipe that says how the demo was run. A later demo replaces only files that have it."""
 MERGED = ("fedavg", "ma-echo", "regmean", "echo-chain")
 
 
@@ -40,6 +42,8 @@ class Row:
     seconds: float
     file: str | None
     """The file of the merged model, if there is one."""
+    per_class: tuple[float, ...]
+    """The accuracy on each digit."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         _check_free(out / f"client-{i}.safetensors", "upload")
     for method in (*MERGED, "echo-relay"):
         _check_free(out / f"merged-{method}.safetensors", "model")
+    how = {"clients": clients, "beta": beta, "seed": seed}
     digits = data.digits()
     parts = partition.dirichlet(digits.y_train.numpy(), clients, beta, np.random.default_rng(seed))
     rng = torch.Generator().manual_seed(seed)
@@ -74,13 +79,16 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         TRAINING(model, x, y, rng)
         batches = data.batches(x, y, TRAINING.batch_size, rng)
         path = out / f"client-{i}.safetensors"
-        make_upload(model, batches, client=f"client-{i}", progress=False).save(path)
+        made = make_upload(model, batches, client=f"client-{i}", progress=False)
+        replace(made, recipe={**made.recipe, MADE_BY_DEMO: how}).save(path)
         models.append(model)
         files.append(path)
         pairs.append((model, batches))
 
     test = data.batches(digits.x_test, digits.y_test, 500)
-    rows = [Row("local (mean)", fmean(evaluate(m, test).accuracy for m in models), 0.0, None)]
+    local = [evaluate(m, test) for m in models]
+    of_classes = tuple(map(fmean, zip(*(found.per_class for found in local), strict=True)))
+    rows = [Row("local (mean)", fmean(found.accuracy for found in local), 0.0, None, of_classes)]
     for method in (*MERGED, "echo-relay"):
         model = networks.build(NETWORK, rng)
         began = time.perf_counter()
@@ -89,9 +97,11 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         )
         seconds = time.perf_counter() - began
         path = out / f"merged-{method}.safetensors"
+        merged.recipe[MADE_BY_DEMO] = how
         merged.save(path)
         model.load_state_dict(merged)
-        rows.append(Row(method, evaluate(model, test).accuracy, seconds, str(path)))
+        measured = evaluate(model, test)
+        rows.append(Row(method, measured.accuracy, seconds, str(path), measured.per_class))
     rows.append(_ensemble(models, test))
     counts = [Upload.load(path, only=("classes",)).statistics.get("classes") for path in files]
     return Demo(
@@ -108,14 +118,15 @@ def _check_free(path: Path, kind: str) -> None:
         return
     try:
         about = storage.read_about(path, kind)
-    except UploadError as error:
+    except InputError as error:
         raise InputError(f"{path} must be free or hold what an earlier demo wrote, got another file") from error
-    said = about.get("client") if kind == "upload" else about.get("recipe", {}).get("method")
-    if said != path.stem.removeprefix("merged-"):
-        raise InputError(f"{path} must be free or hold what an earlier demo wrote, got a file of {said!r}")
+    recipe = about.get("recipe")
+    if not isinstance(recipe, dict) or MADE_BY_DEMO not in recipe:
+        whose = repr(about.get("client")) if kind == "upload" else "a model that was merged without it"
+        raise InputError(f"{path} must be free or hold what an earlier demo wrote, got a file of {whose}")
 
 
 def _ensemble(models: list[nn.Module], test: data.Batches) -> Row:
     began = time.perf_counter()
-    accuracy = evaluate(Ensemble(models, "probabilities"), test).accuracy
-    return Row(f"ensemble of {len(models)}", accuracy, time.perf_counter() - began, None)
+    found = evaluate(Ensemble(models, "probabilities"), test)
+    return Row(f"ensemble of {len(models)}", found.accuracy, time.perf_counter() - began, None, found.per_class)

@@ -138,8 +138,8 @@ class Experiment:
         """What the cell says beside the training."""
         return {key: value for key, value in cell.items() if key not in TRAINING}
 
-    def named(self, text: str) -> list[str]:
-        """Columns from a list with commas. A column's own name may hold commas too."""
+    def columns_in(self, text: str) -> list[str]:
+        """The columns that a text lists, separated by commas. The name of a column may hold commas, too."""
         parts, found = [part.strip() for part in text.split(",")], []
         while parts:
             fits = [n for n in range(len(parts), 0, -1) if ", ".join(parts[:n]) in self.methods]
@@ -150,7 +150,7 @@ class Experiment:
         return found
 
     def _check(self, keys: Collection[str]) -> None:
-        """Refuse what is misspelt, so that it does not run as something else."""
+        """Raise ValueError for unknown entries. A misspelt entry would otherwise be ignored, without a word."""
         unknown = sorted(set(keys) - {f.name for f in fields(self)})
         if unknown:
             raise ValueError(f"{unknown[0]!r}, which means nothing here")

@@ -103,9 +103,10 @@ def by_classes(labels: ArrayLike, clients: int, classes_per_client: int, rng: np
 def by_groups(groups: ArrayLike, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Divide examples by their origin: a writer, a hospital, a domain.
 
-    If there are as many groups as clients or more, every group goes to one client as a whole: in random order, each to
-    the client with the fewest examples so far. If there are fewer, every client sees one group: groups are divided
-    evenly among as many clients each as possible, the largest ones among one more.
+    If there are at least as many groups as clients, every group goes to one client as a whole. Groups come in random
+    order, and each goes to the client with the fewest examples so far. If there are fewer groups, every client gets a
+    part of one group. Then every group is divided evenly among its clients. All groups have the same number of clients,
+    and if some clients are left over, the largest groups have one more.
     """
     groups = _as_labels("by_groups", groups)
     values, sizes = np.unique(groups, return_counts=True)
@@ -205,11 +206,11 @@ def _try_cuts(
 def _cumulative(
     beta: float, is_open: Bool[np.ndarray, "tries clients"], rng: np.random.Generator
 ) -> Float[np.ndarray, "tries clients"]:
-    """Cumulative sums of p ~ Dir(β·1) restricted to the clients still open and renormalised, in log space.
+    """Cumulative sums of p ~ Dir(β·1), restricted to the clients that are open (may get more) and renormalised.
 
-    At small β a plain Dirichlet draw underflows: nearly all of p is exactly 0, and where the open clients have only
-    zeros renormalising gives 0/0. A Dirichlet draw is a softmax of log-gamma draws, and log G(β) has the law of
-    log G(β+1) + log(U)/β, which no β underflows: this is the rule in exact arithmetic.
+    At small β an ordinary Dirichlet draw underflows: nearly all of p is exactly 0. If all open clients have zeros,
+    renormalising computes 0/0. So the draw is made in logarithms. It is a softmax of logarithms of gamma draws G(β),
+    and log G(β) has the same distribution as log G(β+1) + log(U)/β, which does not underflow for any β.
     """
     log_weight = np.log(rng.standard_gamma(beta + 1, is_open.shape))
     # Below 1e-300 the division would overflow, and the largest weight takes everything long before that.

@@ -42,8 +42,8 @@ class Total(ABC):
         """trace / d of each group. A ridge is a multiple of it."""
 
     def ridge(self, share: float, rows: float) -> Float[Tensor, "g 1 1"]:
-        """ε = share · (d / rows) · trace, for a sum of x xᵀ over so many rows x. Many inputs and few rows make it
-        larger."""
+        """ε = share · (d / rows) · trace, if this matrix is the sum of x xᵀ over `rows` rows x. With more inputs d or
+        fewer rows, a larger share of the trace is added."""
         d = self.width
         return share * d / rows * d * self.mean_eigenvalue
 
@@ -207,12 +207,6 @@ class Diagonal(Total):
 
     def dense(self) -> Float[Tensor, "g d d"]:
         return torch.diag_embed(self.values)
-
-    def rank_for(self, share: float) -> int:
-        return self.rank
-
-    def cut(self, rank: int) -> Diagonal:
-        return self
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Diagonal:
         """On another device. The values stay float64; `dtype` is ignored."""

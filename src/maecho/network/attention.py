@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import InputError
+from maecho.errors import InputError, text_of
 
 PARTS = ("q", "k", "v")
 
@@ -108,8 +108,7 @@ def copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:  # copying a model may raise anything
         raise InputError(
-            f"the model must be one that copy.deepcopy can copy, got {type(model).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"the model must be one that copy.deepcopy can copy, got {type(model).__name__}: {text_of(error)}"
         ) from error
 
 

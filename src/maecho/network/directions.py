@@ -1,9 +1,10 @@
-"""For which labels the gradients of log p(y | x) are taken, as directions at the model's outputs.
+"""The labels y for which gradients of log p(y | x) are taken, and the directions at the model's outputs that they give.
 
-The labels y are those of the data, or the model's own. The model's own define the Fisher information: it needs no
-labels of the data, and it is the curvature of the loss at the client's weights. Squares of gradients for observed
-labels are not (Kunstner et al., NeurIPS 2019). Let p be the softmax of the outputs and e_c a unit vector. Then
-∂ log p_c / ∂output = e_c − p, and each choice is a few directions v with Σ_v v vᵀ = E_y (e_y − p)(e_y − p)ᵀ:
+The labels y are those of the data, or drawn from the model's own predictions. With the model's own, the squares of
+gradients are the Fisher information. It needs no labels of the data, and it is the curvature of the loss at the
+client's weights. Squares of gradients for the labels of the data are neither (Kunstner et al., NeurIPS 2019). Let p be
+the softmax of the outputs and e_c a unit vector. Then ∂ log p_c / ∂output = e_c − p, and each choice of labels is a few
+directions v with Σ_v v vᵀ = E_y (e_y − p)(e_y − p)ᵀ:
 
     expected    √p_c (e_c − p) for each class c: exact, one backward pass for each class
     sampled     Σ_c ±√p_c (e_c − p) with random signs: the same on average, one backward pass in all. A label drawn
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from maecho import devices
+
 Labels = Literal["expected", "sampled", "observed"]
 LABELS: tuple[Labels, ...] = ("expected", "sampled", "observed")
 
@@ -29,7 +32,7 @@ class Directions(Sequence[Tensor]):
     times the memory of the outputs."""
 
     def __init__(self, output: Tensor, labels: Labels, y: Tensor | None, generator: torch.Generator | None):
-        self._p = (output.cpu() if output.device.type == "mps" else output).detach().double().softmax(-1)
+        self._p = devices.double(output.detach()).softmax(-1)
         self._labels = labels
         self._y = None if y is None else y.to(self._p.device)
         if labels == "sampled":

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import InputError
+from maecho import devices
+from maecho.errors import InputError, text_of
 from maecho.progress import track
 
 
@@ -37,7 +38,7 @@ def forward(
     With `graph`, gradients of the outputs can be taken. Afterwards every module has its own mode again, also if the
     caller stops early.
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = devices.of(model)
     with evaluating(model):
         for batch in track(batches, label, show=progress):
             x, y = parts(batch, label)
@@ -49,9 +50,10 @@ def forward(
                     with torch.set_grad_enabled(graph):
                         output = call(model, x, device)
                 except RuntimeError as error:
-                    reason = " ".join(str(error).split())
                     shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-                    raise InputError(f"{label}: the model must take inputs {shape}, got an error: {reason}") from error
+                    raise InputError(
+                        f"{label}: the model must take inputs {shape}, got an error: {text_of(error)}"
+                    ) from error
                 yield Pass(x, _class_labels(y, size), output, size)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.network import kinds
 from maecho.network.kinds import Kind
 
@@ -109,11 +110,8 @@ def find(layers: Iterable[Layer], name: str | None) -> Layer | None:
 
 
 def complete(found: Float[Tensor, "g n d"], layer: Layer) -> Tensor:
-    """Rows in float64, with one more input that is always 1 if the layer has a bias.
-
-    Apple's GPUs have no float64, so rows from there go to the CPU.
-    """
-    found = (found.cpu() if found.device.type == "mps" else found).double()
+    """Rows in float64, with one more input that is always 1 if the layer has a bias."""
+    found = devices.double(found)
     return found if layer.bias is None else torch.cat([found, found.new_ones(*found.shape[:-1], 1)], -1)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.network.attention import slow_path
 from maecho.network.forward import call
 from maecho.network.hooks import watching
@@ -33,7 +34,7 @@ def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapp
     """
     if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
         return None
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = devices.of(model)
     modules: dict[str, list[str]] = {}
     for name, layer in architecture.layers.items():
         modules.setdefault(layer.name, []).append(name)

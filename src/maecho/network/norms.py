@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from maecho.network.layers import Layer
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+"""Every kind of BatchNorm. No other list of them exists."""
 
 
 @singledispatch
@@ -24,10 +25,8 @@ def norm_rows(module: nn.Module, x: Tensor) -> Tensor:
     raise TypeError(f"{type(module).__name__} is not known as a norm")
 
 
-@norm_rows.register(nn.BatchNorm1d)
-@norm_rows.register(nn.BatchNorm2d)
-@norm_rows.register(nn.BatchNorm3d)
-def _(module: nn.Module, x: Tensor) -> Tensor:
+@norm_rows.register
+def _(module: BatchNorm, x: Tensor) -> Tensor:
     return _channels_first(x)
 
 
@@ -69,7 +68,7 @@ def find(model: nn.Module) -> dict[str, Layer]:
             continue
         if getattr(module, "weight", None) is None:
             continue
-        if isinstance(module, BATCH_NORMS) and module.running_mean is None:
+        if isinstance(module, BatchNorm) and module.running_mean is None:
             continue
         prefix = f"{name}." if name else ""
         bias = f"{prefix}bias" if getattr(module, "bias", None) is not None else None
@@ -83,7 +82,7 @@ def affine(module: nn.Module) -> tuple[Tensor, ...]:
     The rows of a BatchNorm are its raw inputs x. Its factor a and summand c are those of a·x + c in evaluation mode.
     """
     state = {name: tensor.double().flatten() for name, tensor in module.state_dict().items()}
-    if not isinstance(module, BATCH_NORMS):
+    if not isinstance(module, BatchNorm):
         return (state["weight"], state["bias"]) if "bias" in state else (state["weight"],)
     a = state["weight"] / torch.sqrt(state["running_var"] + epsilon(module))
     return a, state["bias"] - a * state["running_mean"]

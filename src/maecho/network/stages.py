@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from maecho import devices
 from maecho.errors import InputError
 from maecho.network import norms
 from maecho.network.attention import slow_path
@@ -24,7 +25,7 @@ from maecho.network.hooks import watching
 from maecho.network.units import Unit, network
 
 OUTPUT = "."
-"""Stands for the output of the network among names of modules. No module has this name."""
+"""Among names of modules, this name stands for the output of the network. No module has it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class _Runner:
     def __init__(self, model: nn.Module, inputs: Any):
         self.model = model
         self.inputs = _few(inputs)
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.device = devices.of(model)
         self.order: list[str] = []
         """The modules in the order of their last calls. So a unit comes after everything that it depends on."""
         self.calls: dict[str, int] = {}
@@ -109,7 +110,7 @@ class _Runner:
             if x.is_floating_point() and not x.isfinite().all():
                 dirty.add(name)
             source = made.get(id(x))
-            if source and isinstance(module, norms.BATCH_NORMS) and source[2] == x._version:
+            if source and isinstance(module, norms.BatchNorm) and source[2] == x._version:
                 self.followers[source[0]] = name
 
         def after(name: str, module: nn.Module, x: Tensor, z: Tensor) -> Tensor | None:

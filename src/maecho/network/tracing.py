@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from maecho.errors import InputError
+from maecho.errors import InputError, text_of
 from maecho.network import kinds
 from maecho.network.kinds import Kind
 from maecho.network.spaces import Place, Space, Spaces
@@ -72,10 +72,9 @@ def derive(model: nn.Module) -> Spaces:
     try:
         graph = _Leaves().trace(model)
     except Exception as error:  # tracing runs the user's own forward, which may raise anything
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"{type(model).__name__} must be traceable by torch.fx for its neuron spaces to be found, got: {reason}; "
-            "give them by hand as maecho.network.Space objects"
+            f"{type(model).__name__} must be traceable by torch.fx for its neuron spaces to be found, got: "
+            f"{text_of(error)}; give them by hand as maecho.network.Space objects"
         ) from error
     return _Tracer(model).run(graph)
 

@@ -2,7 +2,7 @@
 
 from maecho.statistics.classes import Classes
 from maecho.statistics.features import Features
-from maecho.statistics.fisher import Fisher
+from maecho.statistics.fisher import FisherDiagonal
 from maecho.statistics.gradients import Gradients
 from maecho.statistics.gram import Gram
 from maecho.statistics.moments import Moments
@@ -17,9 +17,12 @@ STATISTICS: dict[str, Statistic] = {
     "moments": Moments(),
     "features": Features(),
     "targets": Targets(),
-    "fisher": Fisher(),
+    "fisher": FisherDiagonal(),
     "gradients": Gradients(),
 }
 """Every statistic that can be gathered, by name. Each method says which of them it needs."""
 
-__all__ = ["STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]
+INPUTS = next(name for name, statistic in STATISTICS.items() if statistic.of_inputs)
+"""The statistic that inputs are drawn from, for all who need inputs but know no statistic."""
+
+__all__ = ["INPUTS", "STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from maecho.errors import UploadError
+from maecho.formatting import numbers
 from maecho.network.forward import Pass, check_labels
 from maecho.network.layers import find
 from maecho.privacy import NoisySums
-from maecho.statistics.parts import is_whole
+from maecho.statistics.parts import COUNTS, is_whole
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
 NO_LABELS = "the batches carry no whole-number label for every example"
@@ -20,6 +21,7 @@ class Classes(Statistic):
     """One whole number for each of the model's outputs."""
 
     name = "classes"
+    kind = COUNTS
     reveals = "How many examples of each class the client has."
     by_default = additive = private = True
 
@@ -38,7 +40,7 @@ class Classes(Statistic):
         client = carrier.client
         whole = isinstance(value, Tensor) and value.dim() == 1 and is_whole(value)
         if not whole or bool((value < 0).any()):
-            got = value.tolist() if isinstance(value, Tensor) else type(value).__name__
+            got = numbers(value) if isinstance(value, Tensor) else type(value).__name__
             raise UploadError(
                 f"{client}: class counts must be one whole number for each class, none negative, got {got}"
             )

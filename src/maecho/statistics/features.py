@@ -18,6 +18,7 @@ from maecho.network.layers import Layer
 from maecho.network.narrow import narrow
 from maecho.network.spaces import Move, Place
 from maecho.statistics.moments import ClassScatter, check_gaussians
+from maecho.statistics.parts import GAUSSIANS
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
 
@@ -29,7 +30,7 @@ class Features(Statistic):
         "The average of what reaches one layer, class by class, and how it varies: what the network makes of the "
         "inputs. Harder to turn back into inputs than moments of these, not safe from it."
     )
-    kind = Gaussians
+    kind = GAUSSIANS
     by_name = True
     by_default = additive = True
 

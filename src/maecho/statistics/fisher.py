@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maecho import devices
 from maecho.errors import UploadError
 from maecho.linalg.finite import is_finite
 from maecho.linalg.symmetric import add_into
@@ -22,12 +23,12 @@ from maecho.network import kinds
 from maecho.network.layers import Layer, complete
 from maecho.network.per_example import CHUNK, LongWay, squares, token_squares
 from maecho.network.spaces import Move
+from maecho.statistics.of_gradients import BackwardGatherer, Batch, Call, Deltas, parameters
 from maecho.statistics.parts import check_real
-from maecho.statistics.passes.backward import BackwardGatherer, Batch, Call, Deltas, parameters
 from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting, Statistic
 
 
-class Fisher(Statistic):
+class FisherDiagonal(Statistic):
     """A mapping: name of the weight -> a tensor of its shape."""
 
     name = "fisher"
@@ -81,8 +82,7 @@ class _Squares(BackwardGatherer):
         self._model, self._watch = setting.model, setting.watch
         self._parameters = parameters(setting)
         self._layers = {layer.name: layer for layer in setting.architecture.layers.values()}
-        device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
-        self._long_way = LongWay(setting.model, device)
+        self._long_way = LongWay(setting.model, devices.of(setting.model))
         self._probed = False
         self._mixed: set[str] = set()
         self._of_rows: dict[str, Tensor] = {}
@@ -192,7 +192,7 @@ def _rows(layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: i
         count = len(call.x[piece])
         if not layer.one_hot:
             x = complete(x, layer)
-        g = (g.cpu() if g.device.type == "mps" else g).double()
+        g = devices.double(g)
         inputs.append(x.reshape(groups, count, x.shape[1] // count, *x.shape[2:]))
         gradients.append(g.reshape(groups, count, -1, out))
     return torch.cat(inputs, 2), torch.cat(gradients, 2)

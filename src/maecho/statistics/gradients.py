@@ -9,12 +9,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from maecho import devices
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import add_into
 from maecho.network import kinds
 from maecho.network.layers import Layer
+from maecho.statistics.of_gradients import BackwardGatherer, Batch, Deltas
 from maecho.statistics.of_layers import OfLayers
-from maecho.statistics.passes.backward import BackwardGatherer, Batch, Deltas
 from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
 
@@ -46,8 +47,7 @@ class _Sums(BackwardGatherer):
         for call in batch.calls:
             delta = deltas[id(call)]
             if delta is not None:
-                g = kinds.output_rows(call.module, delta)
-                g = (g.cpu() if g.device.type == "mps" else g).double()
+                g = devices.double(kinds.output_rows(call.module, delta))
                 add_into(self._found, call.layer.name, g.mT @ g)
 
     def value(self, found: Found) -> dict[str, Spectrum]:

@@ -15,7 +15,7 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import eigenvalues
 from maecho.network.forward import Pass
 from maecho.privacy import NoisySums
-from maecho.statistics.parts import check_real, is_whole
+from maecho.statistics.parts import GAUSSIANS, check_real, is_whole
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Moments(Statistic):
         "The average raw input of every class and how inputs vary around it. For aligned images the averages are "
         "recognisable pictures. An average of one example is that example."
     )
-    kind = Gaussians
-    by_default = additive = private = True
+    kind = GAUSSIANS
+    by_default = additive = of_inputs = private = True
 
     def gatherer(self, setting: Setting) -> Gatherer:
         return _OfInputs(setting.options)
@@ -118,8 +118,8 @@ def check_gaussians(value: Any, carrier: Carrier, of: str = "") -> None:
 
 
 def _semidefinite(A: Tensor) -> Spectrum:
-    """The nearest positive semidefinite matrix. Small eigenvalues stay, though noise alone could have caused them:
-    dropping them loses more than it gains."""
+    """The nearest positive semidefinite matrix. Small positive eigenvalues stay, although they may come from noise
+    alone: to drop them loses more than it gains."""
     s, U = eigenvalues(A)
     return Spectrum(s.flip(-1).unsqueeze(0), U.flip(-1).unsqueeze(0)).cut(int((s > 0).sum()))
 

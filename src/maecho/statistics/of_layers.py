@@ -13,7 +13,7 @@ from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer
 from maecho.network.spaces import Move
-from maecho.statistics.parts import check_real
+from maecho.statistics.parts import MATRICES, check_real
 from maecho.statistics.statistic import Carrier, Statistic
 
 Matrix = TypeVar("Matrix", bound=Spectrum | Diagonal)
@@ -22,7 +22,7 @@ Matrix = TypeVar("Matrix", bound=Spectrum | Diagonal)
 class OfLayers(Statistic):
     """A statistic with one symmetric matrix for each layer."""
 
-    kind = Spectrum
+    kind = MATRICES
     by_name = True
     largest: ClassVar[float] = float("inf")
     """The largest eigenvalue that a matrix may have."""
@@ -78,6 +78,8 @@ def check_matrix(what: str, matrix: Any, groups: int, d: int, diagonal: bool, la
         raise UploadError(f"{what} must be a Spectrum or a matrix, got {type(matrix).__name__}")
     if isinstance(matrix, Diagonal) and not diagonal:
         raise UploadError(f"{what} must have eigenvectors, got eigenvalues alone")
+    if isinstance(matrix, Spectrum) and diagonal:
+        raise UploadError(f"{what} must be a Diagonal, since the layer's inputs are tokens, got eigenvectors")
     check_real(what, matrix.values, matrix.basis if isinstance(matrix, Spectrum) else None)
     wrong = matrix.malformed()
     if wrong:

@@ -22,9 +22,10 @@ from maecho.network.forward import Pass
 from maecho.network.hooks import Watch
 from maecho.network.layers import Architecture, Layer
 from maecho.network.spaces import Move
+from maecho.options import number, one_of
 from maecho.privacy import NoisySums
 from maecho.statistics import parts
-from maecho.statistics.parts import Value
+from maecho.statistics.parts import Kind, Value
 
 
 class NotGathered(Exception):  # noqa: N818 (not an error: the upload is made without the statistic)
@@ -41,14 +42,11 @@ class Options:
     covariance: Covariance = "class"
 
     def __post_init__(self) -> None:
-        if self.labels not in LABELS:
-            raise InputError(f"labels must be one of {', '.join(LABELS)}, got {self.labels!r}")
+        one_of("labels", self.labels, LABELS)
         if self.labels == "sampled" and self.generator is None:
             raise InputError("labels='sampled' must come with a generator, got none")
-        if isinstance(self.gaussians, bool) or not isinstance(self.gaussians, int) or self.gaussians < 1:
-            raise InputError(f"gaussians must be a whole number, at least 1, got {self.gaussians!r}")
-        if self.covariance not in COVARIANCES:
-            raise InputError(f"covariance must be one of {', '.join(COVARIANCES)}, got {self.covariance!r}")
+        number("gaussians", self.gaussians, "a whole number, at least 1", 1, whole=True)
+        one_of("covariance", self.covariance, COVARIANCES)
 
 
 @dataclass(frozen=True)
@@ -114,14 +112,16 @@ class Statistic(ABC):
     name: ClassVar[str]
     reveals: ClassVar[str]
     """What it can reveal about the data, in plain words."""
-    kind: ClassVar[type] = Tensor
-    """The type of its parts: Tensor, Spectrum (which includes `Diagonal`) or Gaussians."""
+    kind: ClassVar[Kind] = parts.TENSORS
+    """What its parts are: TENSORS, COUNTS, MATRICES or GAUSSIANS (see parts.py), or a kind of the statistic's own."""
     by_name: ClassVar[bool] = False
     """Whether the value is a mapping of names to parts. If not, it is a single part."""
     by_default: ClassVar[bool] = False
     """Whether it is sent if the client does not name any statistics."""
     additive: ClassVar[bool] = False
     """Whether the value for two data sets together is the sum (`plus`) of their values, as long as nothing is cut."""
+    of_inputs: ClassVar[bool] = False
+    """Whether its value is Gaussians of the raw inputs. Then inputs like the client's can be drawn from it."""
     private: ClassVar[bool] = False
     """Whether it can be sent with noise. Then `of_noisy` makes it."""
 
@@ -154,61 +154,74 @@ class Statistic(ABC):
         return {
             "/".join(filter(None, (self.name, entry, suffix))): tensor
             for entry, part in parts.entries(value).items()
-            for suffix, tensor in parts.tensors(part).items()
+            for suffix, tensor in self.kind.tensors(part).items()
         }
 
     def facts(self, value: Value) -> dict[str, dict[str, tuple[int, ...]]]:
         """What the header says about the value: entry -> shapes by name. Shapes are public."""
-        found = {entry: parts.facts(part) for entry, part in parts.entries(value).items()}
+        found = {entry: self.kind.facts(part) for entry, part in parts.entries(value).items()}
         return {entry: facts for entry, facts in found.items() if facts}
 
     def read(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Mapping[str, Any]]) -> Value:
         """The inverse of `tensors` and `facts`. Raises ValueError or KeyError if the parts do not fit together."""
-        found: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            entry, suffix = self._split(key)
-            found.setdefault(entry, {})[suffix] = tensor
-        value = {entry: parts.read(self.kind, part, facts.get(entry, {})) for entry, part in found.items()}
+        value = {entry: self.kind.read(part, facts.get(entry, {})) for entry, part in self.split(tensors).items()}
         return value if self.by_name else value[""]
 
-    def _split(self, key: str) -> tuple[str, str]:
-        """Split a key into the name of the entry and the suffix of the tensor."""
-        for suffix in parts.SUFFIXES[self.kind]:
-            if key.endswith(f"/{suffix}") or not suffix:
-                rest = key.removesuffix(f"/{suffix}") if suffix else key
-                return rest.removeprefix(self.name).removeprefix("/"), suffix
-        raise ValueError(f"{key!r} is not a tensor of {self.name}")
+    def split(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """The tensors of each entry (a layer, a weight): entry -> suffix -> tensor. Raises ValueError for a tensor that
+        belongs to none."""
+        found: dict[str, dict[str, Tensor]] = {}
+        suffixes = sorted(self.kind.suffixes, key=len, reverse=True)
+        for key, tensor in tensors.items():
+            rest = key.removeprefix(self.name)
+            suffix = next((one for one in suffixes if one and rest.endswith(f"/{one}")), "")
+            entry = (rest.removesuffix(f"/{suffix}") if suffix else rest).removeprefix("/")
+            part = found.setdefault(entry, {})
+            if (not suffix and "" not in suffixes) or (entry and not self.by_name) or suffix in part:
+                besides = rest.removeprefix("/")
+                raise ValueError(f"{self.name} must hold tensors that maecho reads, got {besides!r} besides")
+            part[suffix] = tensor
+        return found
+
+    def complaint(self, listed: Mapping[str, Mapping[str, Tensor]]) -> str | None:
+        """A sentence that says what is wrong with the dtypes and shapes of the tensors of its entries; None if nothing
+        is. They have no values, since they were not read yet."""
+        for entry, part in listed.items():
+            wrong = self.kind.complaint(part)
+            if wrong:
+                return f"{self.name}{f' of {entry!r}' if entry else ''} must {wrong}"
+        return None
 
     def bytes(self, value: Value) -> int:
         """The size of the value's tensors."""
-        return sum(map(parts.size, parts.entries(value).values()))
+        return sum(map(self.kind.size, parts.entries(value).values()))
 
     def on(self, value: Value, device: torch.device) -> Value:
         """The value on another device."""
-        return parts.each(value, lambda part: parts.on(part, device))
+        return parts.each(value, lambda part: self.kind.on(part, device))
 
     def at(self, value: Value, dtype: torch.dtype) -> Value:
         """The value in another floating-point dtype."""
-        return parts.each(value, lambda part: parts.at(part, dtype))
+        return parts.each(value, lambda part: self.kind.at(part, dtype))
 
     def spectra(self, value: Value) -> list[Spectrum]:
         """The matrices that can be cut. If they must fit a size, they all keep the same share of energy."""
-        return [spectrum for part in parts.entries(value).values() for spectrum in parts.spectra(part)]
+        return [spectrum for part in parts.entries(value).values() for spectrum in self.kind.spectra(part)]
 
     def residual_bytes(self, value: Value) -> int:
         """How many bytes `cut` adds if it keeps variances."""
-        return sum(map(parts.residual_bytes, parts.entries(value).values()))
+        return sum(map(self.kind.residual_bytes, parts.entries(value).values()))
 
     def cut(self, value: Value, rank: Callable[[Spectrum], int], keep_variances: bool = True) -> Value:
         """Keep only the leading directions of every matrix."""
-        return parts.each(value, lambda part: parts.cut(part, rank, keep_variances))
+        return parts.each(value, lambda part: self.kind.cut(part, rank, keep_variances))
 
     def ranks(self, value: Value) -> dict[str, int]:
         """Beginning of the keys in the file -> how many directions the tensors with it hold."""
         return {
             "/".join(filter(None, (self.name, entry, prefix))): rank
             for entry, part in parts.entries(value).items()
-            for prefix, rank in parts.ranks(part).items()
+            for prefix, rank in self.kind.ranks(part).items()
         }
 
     def plus(self, one: Value, other: Value) -> Value:
@@ -216,8 +229,8 @@ class Statistic(ABC):
         if not self.additive:
             raise TypeError(f"{self.name} must be additive for its values to be added, got one that is not")
         if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
-            return parts.plus(parts.entries(one)[""], parts.entries(other)[""])
+            return self.kind.plus(one, other)
         return {
-            name: parts.plus(one[name], other[name]) if name in one and name in other else {**one, **other}[name]
+            name: self.kind.plus(one[name], other[name]) if name in one and name in other else {**one, **other}[name]
             for name in {**one, **other}
         }

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.linalg.gaussians import NO_CLASS, Gaussians
 from maecho.linalg.symmetric import Dense
 from maecho.network.attention import slow_path
@@ -131,7 +132,7 @@ class Correction:
             found.append(features)
             raise Enough
 
-        device = next((p.device for p in network.parameters()), torch.device("cpu"))
+        device = devices.of(network)
         with slow_path(), ending_early(), watching(network, [self.layer], keep):
             call(network, x, device)
         return found[0]

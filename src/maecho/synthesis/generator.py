@@ -14,16 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maecho.errors import InputError
+from maecho.errors import InputError, text_of
 from maecho.network.hooks import watching
+from maecho.network.norms import BatchNorm
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 NOISE = 256
 """How many random numbers an input is generated from, as in the release."""
-
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 class Generator(nn.Module):
@@ -145,10 +144,9 @@ def logits(model: nn.Module, x: Tensor) -> Float[Tensor, "n classes"]:
     try:
         output = model(x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = " ".join(str(error).split())
         kind = str(x.dtype).removeprefix("torch.")
         raise InputError(
-            f"dense: the model must take {kind} inputs {tuple(x.shape)}, got an error: {reason}"
+            f"dense: the model must take {kind} inputs {tuple(x.shape)}, got an error: {text_of(error)}"
         ) from error
     output = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(x):

@@ -83,7 +83,7 @@ def paintings(shape: tuple[int, ...], device: torch.device) -> Float[Tensor, "n 
     return whiten(paint(n, shape, torch.Generator().manual_seed(0))).float().to(device)
 
 
-def draw(shape: tuple[int, ...], size: int, rng: torch.Generator, device: torch.device) -> Float[Tensor, "n d"]:
+def draw_white(shape: tuple[int, ...], size: int, rng: torch.Generator, device: torch.device) -> Float[Tensor, "n d"]:
     """Draw white noise with edges for so many images, flattened.
 
     Each is a painting, shifted at random, mirrored or not, with its sign changed or not. It is the same on any device.

@@ -86,7 +86,7 @@ def draw(
     root = (U * covariance.values[0].clamp(min=0).sqrt().to(U)).mT
     painted = noise == "leaves" and leaves.is_image(m.shape)
     if painted:
-        w = leaves.draw(m.shape, size, rng, U.device).to(dtype)
+        w = leaves.draw_white(m.shape, size, rng, U.device).to(dtype)
         along = w @ U
     else:
         along = torch.randn(size, len(root), generator=rng, dtype=dtype).to(U.device)

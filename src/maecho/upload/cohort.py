@@ -1,7 +1,8 @@
 """Uploads that are merged together: they are checked against each other, and read one at a time.
 
 A file is opened when its turn comes and closed before the next. So a method that only sums needs the memory of one
-file, however many there are. If a device is given, each upload is moved there when its turn comes.
+file, however many there are. A file that changes after its header was first read is refused. If a device is given, each
+upload is moved there when its turn comes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from maecho import devices
 from maecho.errors import UploadError
 from maecho.upload.header import not_sent
-from maecho.upload.upload import Upload, read_header
+from maecho.upload.upload import Upload, read, read_header
 
 Source = Upload | str | Path
 
@@ -50,6 +51,7 @@ class Cohort(Sequence[Upload]):
         self._bytes: dict[int, int] = {}  # number of an upload that was read -> its size
         # All headers are read first, so that a bad last file is found before work on the first one begins.
         abouts = [self._about(source) for source in self._sources]
+        self._digests = [about["digest"] for about in abouts]  # of the headers of files; None for uploads in memory
         seen: dict[str, Any] = {}
         for index, about in enumerate(abouts):
             client = about["client"]
@@ -76,12 +78,13 @@ class Cohort(Sequence[Upload]):
                 "fingerprint": source.fingerprint,
                 "statistics": sorted(source.has),
                 "recipe": source.recipe,
+                "digest": None,
                 "place": "in memory",
             }
         if not isinstance(source, str | Path):
             raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
         header = read_header(Path(source))
-        shown = ("client", "examples", "fingerprint", "statistics", "recipe")
+        shown = ("client", "examples", "fingerprint", "statistics", "recipe", "digest")
         return {**{name: getattr(header, name) for name in shown}, "place": str(source)}
 
     @property
@@ -113,7 +116,10 @@ class Cohort(Sequence[Upload]):
 
     def _read(self, at: int) -> Upload:
         source = self._sources[at]
-        upload = source if isinstance(source, Upload) else Upload.load(source, self._needs | self._uses)
+        if isinstance(source, Upload):
+            upload = source
+        else:
+            upload, _ = read(Path(source), self._needs | self._uses, digest=self._digests[at])
         self._bytes[at] = upload.bytes(self._needs | self._uses)
         return upload if self.device is None else upload.to(self.device)
 

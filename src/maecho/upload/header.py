@@ -5,10 +5,11 @@ All checks run before a tensor is read. An Upload that is made in memory passes 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,11 +19,9 @@ from torch import Tensor
 from maecho import names, schema
 from maecho._version import __version__
 from maecho.errors import InputError, UploadError
-from maecho.linalg.gaussians import RESIDUAL
 from maecho.network import spaces as network_spaces
 from maecho.network.layers import Layer
 from maecho.network.spaces import Space
-from maecho.statistics.parts import SUFFIXES
 from maecho.statistics.statistic import Statistic
 from maecho.upload import version_1
 from maecho.upload.envelope import Entry
@@ -36,6 +35,7 @@ one: each takes ten times its size in memory, and a Gaussian with a count takes 
 RECIPE = 2**18
 """The most characters of a recipe's JSON."""
 _AXES = 8
+_check_name = functools.partial(names.check, error=UploadError)
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Header:
     spaces: tuple[Space, ...] | None
     recipe: dict[str, Any]
     made_by: str = field(default=f"maecho {__version__}")
+    digest: str = ""
+    """The digest of the header in the file that it was read from. It is not written."""
 
     def __post_init__(self) -> None:
         check_client(self.client, self.examples)
@@ -61,11 +63,11 @@ class Header:
         for name, entries in self.statistics.items():
             for shape in (shape for facts in entries.values() for shape in facts.values()):
                 _check_shape(f"{self.client}: {name}", shape)
-        names.check(f"{self.client}: made_by", self.made_by)
+        _check_name(f"{self.client}: made_by", self.made_by)
 
     def about(self) -> dict[str, Any]:
         """The header in the form that a file holds."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "digest"}
 
 
 def read(file: File, known: Mapping[str, Statistic]) -> Header:
@@ -85,23 +87,17 @@ def read(file: File, known: Mapping[str, Statistic]) -> Header:
     except UploadError as error:
         raise UploadError(f"{file.path}: {error}") from error
     found = fingerprint(weights, header.layers, header.head, header.aliases)
-    if header.fingerprint is None:
-        return replace(header, fingerprint=found)
-    if header.fingerprint != found:
+    if header.fingerprint not in (None, found):
         raise UploadError(
             f"{file.path}: {header.client}'s weights must have the fingerprint {header.fingerprint} that the file "
             f"states, got {found}"
         )
-    return header
+    return replace(header, fingerprint=found, digest=file.digest)
 
 
 def listed_weights(file: File) -> dict[str, Tensor]:
     """The weights that a file lists, as tensors without values."""
-    return {
-        name.removeprefix("weights/"): torch.empty(entry.shape, dtype=entry.dtype, device="meta")
-        for name, entry in file.listing.items()
-        if name.startswith("weights/")
-    }
+    return {name.removeprefix("weights/"): tensor for name, tensor in _listed("weights", file.listing).items()}
 
 
 def fingerprint(
@@ -131,7 +127,7 @@ def described(dtype: torch.dtype, shape: Sequence[int]) -> list[Any]:
 
 def check_client(client: object, examples: object) -> None:
     """Raise UploadError unless the name and the number of examples can be a client's."""
-    names.check("a client", client, names.CLIENT)
+    _check_name("a client", client, names.CLIENT)
     if isinstance(examples, bool) or not isinstance(examples, int) or not 1 <= examples <= LARGEST:
         raise UploadError(f"{client}: the number of examples must be at least 1 and at most 2**53, got {examples!r}")
 
@@ -162,9 +158,9 @@ def check_architecture(
     if not weights:
         raise UploadError(f"{client}: an upload must carry weights, got none")
     for name in weights:
-        names.check(f"{client}: a weight", name)
+        _check_name(f"{client}: a weight", name)
     for alias, kept in aliases.items():
-        names.check(f"{client}: a tied weight", alias)
+        _check_name(f"{client}: a tied weight", alias)
         if kept not in weights:
             raise UploadError(f"{client}: {alias!r} must be tied to a weight, got {kept!r}, which is not there")
         if alias in weights:
@@ -186,7 +182,7 @@ def check_architecture(
 def check_spaces(client: str, weights: Mapping[str, Tensor], spaces: Iterable[Space] | None) -> None:
     """Raise UploadError unless the neuron spaces fit the weights, which may be tensors on the device "meta"."""
     for space in spaces or ():
-        names.check(f"{client}: a neuron space", space.name, empty=True)
+        _check_name(f"{client}: a neuron space", space.name, empty=True)
         for number in (space.size, *(place.block for place in space.places)):
             if not 1 <= number <= LARGEST:
                 raise UploadError(
@@ -199,7 +195,7 @@ def check_spaces(client: str, weights: Mapping[str, Tensor], spaces: Iterable[Sp
 
 
 def _check_layer(client: str, layer: Layer, weights: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
-    names.check(f"{client}: a layer", layer.name, empty=True)
+    _check_name(f"{client}: a layer", layer.name, empty=True)
     for part in (layer.weight, layer.bias):
         if part is not None and part in weights and not weights[part].is_floating_point():
             raise UploadError(
@@ -233,35 +229,28 @@ def _check_statistics(header: Header, listing: Mapping[str, Entry], known: Mappi
         raise UploadError(f"{client}: tensors of {part!r} must be of a listed statistic, got one that is not")
     for name in stated - listed if header.layers else ():
         raise UploadError(f"{client}: {name} must be there as the header says, got none")
-    found: dict[str, set[str]] = {name: set() for name in stated}
-    for key in sorted(listing):
-        part, _, rest = key.partition("/")
-        if part in found:
-            found[part].add(_entry(client, known[part], rest, listing))
-        elif not rest:
-            raise UploadError(f"{client}: a tensor of the weights must be named weights/<name>, got {key!r}")
-    for name, entries in header.statistics.items():
-        for entry in sorted(entries.keys() - found[name]):
-            raise UploadError(f"{client}: {name} must have the entry {entry!r} as the header says, got none")
-    whole = sum(
-        math.prod(entry.shape)
-        for key, entry in listing.items()
-        if key.partition("/")[0] in found and not entry.dtype.is_floating_point
-    )
+    if "weights" in listing:
+        raise UploadError(f"{client}: a tensor of the weights must be named weights/<name>, got 'weights'")
+    found = {name: _listed(name, listing) for name in stated}
+    whole = sum(t.numel() for one in found.values() for t in one.values() if not t.is_floating_point())
     if whole > WHOLE:
         raise UploadError(f"{client}: statistics must hold at most {WHOLE} whole numbers, got {whole}")
+    for name, entries in header.statistics.items():
+        try:
+            parts = known[name].split(found[name])
+        except ValueError as error:
+            raise UploadError(f"{client}: {error}") from error
+        wrong = known[name].complaint(parts)
+        if wrong:
+            raise UploadError(f"{client}: {wrong}")
+        for entry in sorted(entries.keys() - parts.keys()):
+            raise UploadError(f"{client}: {name} must have the entry {entry!r} as the header says, got none")
 
 
-def _entry(client: str, statistic: Statistic, rest: str, listing: Container[str]) -> str:
-    """The entry of a statistic (a layer, a weight) that a tensor belongs to. `rest` is its key without the statistic's
-    name."""
-    suffixes = SUFFIXES[statistic.kind]
-    suffix = next((one for one in suffixes if one and f"/{rest}".endswith(f"/{one}")), "")
-    entry = rest.removesuffix(suffix).removesuffix("/") if suffix else rest
-    what = f"{client}: {statistic.name}"
-    if (not suffix and "" not in suffixes) or (entry and not statistic.by_name):
-        raise UploadError(f"{what} must hold tensors that maecho reads, got {rest!r} besides")
-    start = "/".join(filter(None, (statistic.name, entry)))
-    if suffix in RESIDUAL.values() and all(f"{start}/{one}" in listing for one in RESIDUAL.values()):
-        raise UploadError(f"{what} must have one of {' and '.join(RESIDUAL.values())}, got both")
-    return entry
+def _listed(part: str, listing: Mapping[str, Entry]) -> dict[str, Tensor]:
+    """The tensors of the weights or of a statistic that a file lists, without values."""
+    return {
+        name: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+        for name, entry in listing.items()
+        if name == part or name.startswith(f"{part}/")
+    }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maecho import schema
 from maecho._version import __version__
-from maecho.errors import UploadError
+from maecho.errors import InputError
 from maecho.upload import storage as files
 
 
@@ -36,12 +36,12 @@ class Merged(dict[str, Tensor]):
 
     @classmethod
     def load(cls, path: str | Path) -> Merged:
-        """Read a file. Raises UploadError unless it is a merged model."""
+        """Read a file. Raises InputError unless it is a merged model."""
         with files.opened(Path(path), "model") as file:
             try:
                 about = schema.convert(file.about, _About)
             except ValueError as error:
-                raise UploadError(f"{path} must be a maecho model, got one whose header says: {error}") from error
+                raise InputError(f"{path} must be a maecho model, got one whose header says: {error}") from error
             return cls(file.read_all(), about.averaged, about.recipe)
 
 

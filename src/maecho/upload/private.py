@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from maecho.errors import InputError
-from maecho.linalg.gaussians import Gaussians
 from maecho.linalg.symmetric import add_into
 from maecho.network.forward import Pass, check_labels, examples, forward, parts
 from maecho.privacy import NoisySums, Privacy
@@ -46,7 +45,7 @@ def gather_privately(
     if first is None:
         raise InputError(f"{client}: the batches must hold at least one example, got none")
     gathered = gather(setting, [first], (), progress=False)  # for the order of the layers
-    of_inputs = any(statistic.kind is Gaussians for statistic in statistics)
+    of_inputs = any(statistic.of_inputs for statistic in statistics)
     sums = ClippedSums(setting, privacy.clip, gathered.found.outputs, of_inputs)
     for step in forward(setting.model, itertools.chain([first], rest), f"{client}: statistics", progress):
         sums.add(step)

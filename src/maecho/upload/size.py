@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from maecho import devices
-from maecho.errors import InputError, UploadError
+from maecho.errors import InputError
 from maecho.formatting import bytes_of
 from maecho.linalg.spectra import Spectrum
 from maecho.statistics import STATISTICS
@@ -128,7 +128,7 @@ def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tu
     fixed += sum(STATISTICS[name].bytes(value) for name, value in values.items()) - sum(map(_bytes, groups))
     room = size.amount * fixed if size.times else size.amount
     if fixed > room:
-        raise UploadError(
+        raise InputError(
             f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
         )
     room -= fixed

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from maecho import devices
-from maecho.errors import UploadError
+from maecho.errors import InputError, UploadError
 from maecho.network.layers import Layer
 from maecho.network.spaces import Spaces
 from maecho.statistics import STATISTICS
@@ -118,19 +118,30 @@ class Upload:
 
         Args:
             path: the path of the file.
-            only: names of statistics. Others are not read. By default all are read.
+            only: names of statistics. Others are not read. Names that the file does not hold are passed over. By
+                default all are read.
             limits: the largest size to read. By default the environment sets it.
         """
-        with storage.opened(Path(path), "upload", limits) as file:
-            about = header.read(file, STATISTICS)
-            wanted = [name for name in about.statistics if only is None or name in only]
-            tensors = {
-                name: file.read_all(lambda key, name=name: key == name or key.startswith(f"{name}/"))  # type: ignore[misc]
-                for name in ("weights", *wanted)
-            }
+        return read(Path(path), only, limits)[0]
+
+
+def read(
+    path: Path, only: Collection[str] | None = None, limits: storage.Limits | None = None, digest: str | None = None
+) -> tuple[Upload, header.Header]:
+    """Read an upload and its header at once. With `digest`, that of an earlier reading, the file must be the same."""
+    _check_names(only)
+    with storage.opened(path, "upload", limits) as file:
+        about = header.read(file, STATISTICS)
+        if digest is not None and about.digest != digest:
+            raise UploadError(f"{path} must stay as it is while it is used, got another file than at the first reading")
+        wanted = [name for name in about.statistics if only is None or name in only]
+        tensors = {
+            name: file.read_all(lambda key, name=name: key == name or key.startswith(f"{name}/"))  # type: ignore[misc]
+            for name in ("weights", *wanted)
+        }
         try:
-            statistics = {name: _read(name, tensors[name], about) for name in wanted}
-            return cls(
+            statistics = {name: _value(name, tensors.pop(name), about) for name in wanted}
+            upload = Upload(
                 client=about.client,
                 examples=about.examples,
                 weights={key.removeprefix("weights/"): tensor for key, tensor in tensors["weights"].items()},
@@ -143,9 +154,18 @@ class Upload:
             )
         except UploadError as error:
             raise UploadError(f"{path}: {error}") from error
+    return upload, about
 
 
-def _read(name: str, tensors: Mapping[str, Tensor], about: header.Header) -> Any:
+def _check_names(only: Collection[str] | None) -> None:
+    if isinstance(only, str):
+        raise InputError(f"only must be a list of statistics from {', '.join(STATISTICS)}, got the text {only!r}")
+    for name in only or ():
+        if name not in STATISTICS:
+            raise InputError(f"only must name statistics among {', '.join(STATISTICS)}, got {name!r}")
+
+
+def _value(name: str, tensors: Mapping[str, Tensor], about: header.Header) -> Any:
     try:
         return STATISTICS[name].read(tensors, about.statistics[name])
     except (KeyError, ValueError) as error:

@@ -12,6 +12,7 @@ import pytest
 
 from maecho import METHODS
 from maecho.aggregation import MAEcho
+from maecho.lab import partition
 from maecho.lab.experiment import Experiment
 from maecho.lab.harness.results import results_path
 from maecho.lab.harness.runs import Event, reproduce
@@ -121,6 +122,16 @@ def test_one_line_of_how_clients_are_made_trains_them_again(
     said, _ = again(tmp_path)
     assert [one[:2] for one in said.values()] == [["again", "measured"]] * 3
     assert training.count == 6, "none is taken from the cache"
+
+
+def test_another_split_trains_again(tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of the split is not among the code that makes clients: their examples themselves tell."""
+    again(tmp_path)
+    split = partition.dirichlet
+    monkeypatch.setattr(partition, "dirichlet", lambda *args: [part[1:] for part in split(*args)])
+    said, _ = again(tmp_path)
+    assert said == every("again", "measured", "the clients were split, started or trained otherwise")
+    assert training.count == 6
 
 
 def test_training_otherwise_trains_again(tmp_path: Path, training: known.Training) -> None:

@@ -194,8 +194,8 @@ def test_methods_that_draw_have_the_seed_of_the_run_unless_the_config_sets_it(
         "ma-echo": {"method": "ma-echo"},
         "ma-echo, seed 5": {"method": "ma-echo", "seed": 5},
         "ot": {"method": "ot"},
-        "one round": {"method": "echo-relay", "rounds": 1, "draws": 20},
-        "one round, seed 6": {"method": "echo-relay", "rounds": 1, "draws": 20, "seed": 6},
+        "two rounds": {"method": "echo-relay", "rounds": 2, "draws": 20},
+        "two rounds, seed 6": {"method": "echo-relay", "rounds": 2, "draws": 20, "seed": 6},
     }
     experiment = known.experiment(methods, seeds=(0, 1))
     reproduce(experiment, tmp_path)
@@ -225,6 +225,20 @@ def test_bytes_are_those_of_the_client_that_sends_most(
     assert found["columns"]["echo-chain"]["bytes"] == max(sizes)
 
 
+def test_uploads_are_whole_unless_the_column_says_otherwise(
+    tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, seen = columns.make_upload, []
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append((args[3], options["rank"]))
+        return made(*args, **options)
+
+    monkeypatch.setattr(columns, "make_upload", watched)
+    run(tmp_path, {"regmean": {"method": "regmean"}, "cut": {"method": "regmean", "upload": {"rank": 2}}})
+    assert seen == [(["gram"], None)] * 3 + [(["gram"], 2)] * 3
+
+
 def test_seconds_are_of_training_gathering_and_merging(
     tmp_path: Path, training: known.Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +255,17 @@ def test_seconds_are_of_training_gathering_and_merging(
 def test_pooled_has_the_seconds_of_its_own_model(tmp_path: Path, training: known.Training) -> None:
     found = run(tmp_path, {"pooled": {"method": "pooled"}})["columns"]["pooled"]
     assert [found["seconds"]["training"]] == cached_seconds(tmp_path)
+
+
+def test_of_a_client_from_the_cache_is_told_how_it_was_trained(tmp_path: Path, training: known.Training) -> None:
+    """Seconds and device are those of its training, perhaps on another machine; the rest is measured here."""
+    run(tmp_path, {"local": {"method": "local"}})
+    for path in (tmp_path / "cache" / "clients").glob("*.safetensors"):
+        trained = {**storage.read_about(path, "model")["trained"], "seconds": 100.0, "device": "an old machine"}
+        storage.write_tensors(path, "model", storage.read_tensors(path), {"recipe": {}, "trained": trained})
+    again = run(tmp_path / "again", {"local": {"method": "local"}})["columns"]["local"]
+    assert training.count == 3
+    assert (again["seconds"]["training"], again["trained_on"], again["device"]) == (300.0, "an old machine", "cpu")
 
 
 def cached_seconds(tmp_path: Path) -> list[float]:

@@ -14,6 +14,7 @@ from maecho.lab.experiment import Experiment
 from maecho.lab.report import documents, tables
 from maecho.lab.report.findings import study_section
 from maecho.lab.studies.config import Study
+from maecho.statistics import STATISTICS
 from support import records
 from support.configs import HEAD
 from support.records import record
@@ -39,9 +40,25 @@ echo-chain = { method = "echo-chain" }
 def test_the_pages_on_disk_are_those_that_would_be_written() -> None:
     """If this fails, run `make docs`."""
     found = documents.pages(ROOT)
-    assert {path.relative_to(ROOT).as_posix() for path in found} == {"README.md", "docs/methods.md", "docs/results.md"}
+    expected = {"README.md", *(f"docs/{name}.md" for name in ("methods", "reproduction", "results", "uploads"))}
+    assert {path.relative_to(ROOT).as_posix() for path in found} == expected
     for path, text in found.items():
         assert path.read_text(encoding="utf-8") == text, path.name
+
+
+def test_a_new_statistic_is_one_more_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Medians(type(STATISTICS["gram"])):  # type: ignore[misc]
+        reveals = "The | of every input."
+        by_default = False
+        private = True
+
+    before = documents.statistic_table().splitlines()
+    monkeypatch.setitem(STATISTICS, "medians", Medians())
+    row = documents.statistic_table().splitlines()[-1]
+    assert row.startswith("| `medians` | sum of x xᵀ over the inputs")
+    assert row.endswith(r"| The \| of every input. | one matrix for each name | on demand, also with privacy |  |")
+    assert documents.statistic_table().splitlines()[:-1] == before
+    assert [line.split("|")[1].strip() for line in before[2:]] == ["`weights`", *(f"`{n}`" for n in STATISTICS)][:-1]
 
 
 def test_everything_measured_is_shown() -> None:

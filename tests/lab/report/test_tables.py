@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from maecho.lab.experiment import Cell, Experiment
+from maecho.lab.report.notes import notes
 from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
 from support import records
 
@@ -108,3 +109,19 @@ def test_one_seed_with_other_settings_marks_the_figure(config: Experiment, resul
     results["runs"][4]["columns"]["echo-chain"]["clients"] = "others"
     found = {(cell["clients"], name): f.marks for cell, row in summarise(config, results) for name, f in row.items()}
     assert {key: marks for key, marks in found.items() if marks} == {(2, "local"): "†", (5, "echo-chain"): "‡"}
+
+
+def test_notes_explain_settings_marks_and_older_recipes(config: Experiment, results: dict[str, Any]) -> None:
+    expected = [
+        "Settings: `two rounds` is `echo-relay` with rounds = 2; `the first layer` is `echo-relay` with rounds = "
+        "['fc1']; `echo-chain` has the defaults."
+    ]
+    assert notes(config, summarise(config, results)) == expected
+    results["runs"][1]["columns"]["local"]["settings"] = "others"
+    results["runs"][4]["columns"]["echo-chain"] |= {"clients": "others", "recipe": "made long ago"}
+    assert notes(config, summarise(config, results)) == [
+        *expected,
+        "† measured with other settings than the config has now.",
+        "‡ measured on other clients than the rest of its cell.",
+        "These figures were made by an older recipe: `echo-chain` (made long ago).",
+    ]

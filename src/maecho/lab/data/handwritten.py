@@ -50,8 +50,8 @@ def mnist(folder: Path | None = None, writers: bool = False) -> Dataset:
     """MNIST from its four idx files, gzipped or not, in `folder`/mnist or `folder`.
 
     Args:
-        writers: with who wrote each digit as groups, from QMNIST's two label files. It is then "mnist-writers". Nobody
-            wrote digits of both train and test.
+        writers: whether the writers of the digits are the groups. They are read from QMNIST's two label files, and the
+            data set is called "mnist-writers". No writer has digits both for training and for the test.
     """
     images, labels, authors = [], [], []
     for part, qmnist in (("train", "train"), ("t10k", "test")):

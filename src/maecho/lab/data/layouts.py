@@ -12,7 +12,7 @@ class Layout:
     """One data set of the hub.
 
     Args:
-        rows: of each of its splits.
+        rows: the number of rows of each split.
         image: the column of pictures. Those of another size than `side` are resized.
         label: the column of classes, numbered from 0.
         keep: how many classes are read, the first ones. None: all.

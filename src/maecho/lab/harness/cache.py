@@ -1,4 +1,4 @@
-"""The cache of what took long to make, and the hashes under which it is kept."""
+"""The folder that keeps results of long computations, and the hashes that are their names there."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class TimedUploads:
     """The uploads of all clients."""
 
     uploads: list[Upload]
@@ -69,7 +69,7 @@ class Bench:
 
     def __init__(self, cohort: Cohort, device: str, on_client: Callable[[int, int], None] | None = None):
         self.cohort, self.device, self._on_client = cohort, device, on_client
-        self._gathered: dict[str, Gathered] = {}
+        self._gathered: dict[str, TimedUploads] = {}
         self.chains: dict[str, tuple[Mapping[str, Tensor], float]] = {}
         """Networks that echo-chain has fitted, with the seconds it took, by the options that decide them. Relays go on
         from these."""
@@ -103,7 +103,7 @@ class Bench:
         model = self.network(network).to(self.device).eval()
         return [(model, self.cohort.batches(i)) for i in range(len(self.cohort.parts))]
 
-    def gather(self, names: Collection[str], how: Mapping[str, Any], network: str | None = None) -> Gathered:
+    def gather(self, names: Collection[str], how: Mapping[str, Any], network: str | None = None) -> TimedUploads:
         """Make uploads with these statistics. Columns that need the same uploads share them."""
         key = repr((sorted(names), how, network))
         if key not in self._gathered:
@@ -124,7 +124,7 @@ class Bench:
             # If they do not all fit, `aggregate` moves each of them when it reads it.
             with contextlib.suppress(torch.OutOfMemoryError):
                 uploads = [upload.to(self.device) for upload in uploads]
-            self._gathered[key] = Gathered(uploads, time.perf_counter() - began)
+            self._gathered[key] = TimedUploads(uploads, time.perf_counter() - began)
         return self._gathered[key]
 
 
@@ -151,7 +151,7 @@ def relayed(bench: Bench, options: Options) -> Measured:
     """echo-relay. Where inputs are drawn, it goes on from an echo-chain that has drawn the same."""
     arguments = protocol(options, bench.cohort.streams.method())
     drawn = "drawing" in arguments
-    before = bench.gather(gathered(options), options.get("upload", {})) if drawn else Gathered([], 0.0)
+    before = bench.gather(gathered(options), options.get("upload", {})) if drawn else TimedUploads([], 0.0)
     start, already = bench.chains.get(drawn_by(options) or "", (None, 0.0))
     began = time.perf_counter()
     merged = relay(
@@ -199,7 +199,7 @@ class _Curve:
         self._bench, self._steps = bench, frozenset(steps)
         self.found: dict[int, float] = {}
         self.seconds = 0.0
-        """How long the measuring took. The method itself did not need it."""
+        """Seconds that were spent on measuring accuracies. They are no part of the method's own time."""
 
     def __call__(self, iteration: Iteration) -> None:
         if iteration.step in self._steps:

@@ -35,11 +35,14 @@ class Named(Protocol):
 
 
 def results_path(experiment: Named, out: Path | None = None) -> Path:
-    """The file of the results. By default it is beside the configs of a checkout, or else in the current folder."""
-    if out is None:
-        # An installed package is never written to: an upgrade would take the results along.
-        out = configs.CHECKOUT / "results" if configs.CHECKOUT.is_dir() else Path("maecho-results")
-    return out / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
+    """The file of the results, by default in `results_folder`."""
+    return (out or results_folder()) / f"{experiment.name}{'-quick' if experiment.quick else ''}.json"
+
+
+def results_folder() -> Path:
+    """Where results are if nothing else is said: beside the configs of a checkout, or else in the current folder."""
+    # An installed package is never written to: an upgrade would take the results along.
+    return configs.CHECKOUT / "results" if configs.CHECKOUT.is_dir() else Path("maecho-results")
 
 
 def read_results(path: Path, experiment: Experiment) -> dict[str, Any]:

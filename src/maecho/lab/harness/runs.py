@@ -138,7 +138,7 @@ def run_cell(job: Job, cell: Cell, seed: int, dataset: data.Dataset, tell: Liste
 
 
 _worker: dict[str, Any] = {}
-"""Of a process of the pool: the queue for its events, and the data set once it is loaded."""
+"""What one process of the pool keeps between runs: the queue for its events, and the data set after it was loaded."""
 
 
 def _start_worker(events: Any) -> None:

@@ -1,7 +1,8 @@
 """The generated parts of the documentation, each between `<!-- NAME: … -->` and `<!-- end -->` on its page.
 
-`make docs` (`python -m maecho.lab.report.documents`) writes them from METHODS, from the configs in `experiments/` and
-from the results beside these. A test holds that the pages on disk are what would be written. Nothing is run.
+`make docs` (`python -m maecho.lab.report.documents`) writes them from METHODS and STATISTICS, from the configs in
+`experiments/` and from the results beside these. A test holds that the pages on disk are what would be written. Nothing
+is run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from maecho.aggregation import METHODS
+from maecho.aggregation import METHODS, gathered_for
 from maecho.errors import InputError
 from maecho.formatting import markdown_table
 from maecho.lab import experiment as configs
@@ -22,7 +23,11 @@ from maecho.lab.report.curves import curves_markdown
 from maecho.lab.report.findings import study_sections
 from maecho.lab.report.notes import notes
 from maecho.lab.report.seconds import seconds_markdown
-from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown
+from maecho.lab.report.standing import NEAR, above, complete, far, near, stand_ins
+from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown, words
+from maecho.statistics import STATISTICS, Options
+from maecho.statistics.parts import COUNTS, GAUSSIANS, MATRICES, TENSORS
+from maecho.upload.inspection import OF_WEIGHTS
 
 FRONT_ROWS = {
     "local": "a client's own model, mean",
@@ -36,6 +41,8 @@ FRONT_CELLS = (
     {"clients": 5, "beta": 0.01, "init": "same"},
     {"clients": 50, "beta": 0.1, "init": "same"},
 )
+FORMS = {TENSORS: "one tensor", COUNTS: "one tensor", MATRICES: "one matrix", GAUSSIANS: "Gaussians"}
+"""The kinds of parts that several statistics have, in the words of docs/uploads.md."""
 
 
 def method_table() -> str:
@@ -60,11 +67,29 @@ def option_table() -> str:
     return markdown_table(("method", "class in `maecho.aggregation`", "options"), rows)
 
 
+def statistic_table() -> str:
+    """What each part of an upload holds and can reveal, how it is stored, when it is sent, and which methods read
+    it."""
+    rows = [["`weights`", "the state_dict", OF_WEIGHTS, "one tensor for each name", "always", "all"]]
+    for name, statistic in STATISTICS.items():
+        form = FORMS.get(statistic.kind, "a form of its own") + (" for each name" if statistic.by_name else "")
+        sent = ("by default" if statistic.by_default else "on demand") + (", also with privacy" * statistic.private)
+        users = [f"`{method}`" for method, one in METHODS.items() if name in gathered_for(one)]
+        rows.append([f"`{name}`", statistic.recipe(Options()), statistic.reveals, form, sent, ", ".join(users)])
+    return markdown_table(("part", "what it holds", "what it can reveal", "stored as", "sent", "read by"), rows)
+
+
 def result_sections() -> str:
     """A section for every config that has results."""
-    measured = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
-    tables = [(one.document.order, one.name, section(one, results)) for one, results in measured if results is not None]
+    tables = [(one.document.order, one.name, section(one, results)) for one, results in _measured()]
     return "\n\n".join(text for _, _, text in sorted([*tables, *study_sections()]))
+
+
+def _measured() -> list[tuple[Experiment, dict[str, Any]]]:
+    """Every table that has committed results, in the order of the documents."""
+    found = [(experiment, committed(experiment)) for experiment in map(Experiment.load, configs.names())]
+    there = [(experiment, results) for experiment, results in found if results is not None]
+    return sorted(there, key=lambda pair: (pair[0].document.order, pair[0].name))
 
 
 def section(experiment: Experiment, results: Mapping[str, Any]) -> str:
@@ -97,10 +122,43 @@ def front_table() -> str:
     return markdown_table(heads, [[words, *(f[column] for f in figures)] for column, words in FRONT_ROWS.items()])
 
 
+def standing_table() -> str:
+    """How every experiment stands against the paper."""
+    rows = []
+    for experiment, results in _measured():
+        table = summarise(experiment, results)
+        close, best = near(table, experiment), above(table, experiment)
+        if close.of or best.of:
+            rows.append([experiment.title, str(complete(table, experiment)), str(close), str(best)])
+    heads = (
+        "experiment", "figures measured", f"MA-Echo above the paper's or within {NEAR:g} points",
+        "our best merged model above the paper's best",
+    )  # fmt: skip
+    return markdown_table(heads, rows)
+
+
+def far_list() -> str:
+    """The cells in which MA-Echo is far below the paper's figure."""
+    lines = []
+    for experiment, results in _measured():
+        for one in far(summarise(experiment, results), experiment):
+            where = f"{experiment.name}, {words(one.cell)}, `{one.column}`"
+            lines.append(f"- {where}: {one.ours:.1f}, the paper {one.paper:.1f}")
+    return "\n".join(lines) or "None."
+
+
+def stand_in_list() -> str:
+    """What of the paper is not here, and what stands in for it."""
+    found = dict.fromkeys(pair for name in configs.names() for pair in stand_ins(Experiment.load(name)))
+    return "\n".join(f"- {paper}: {here}" for paper, here in found)
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"table-1": front_table},
     "docs/methods.md": {"methods": method_table, "options": option_table},
     "docs/results.md": {"results": result_sections},
+    "docs/reproduction.md": {"standing": standing_table, "far": far_list, "stand-ins": stand_in_list},
+    "docs/uploads.md": {"statistics": statistic_table},
 }
 """Page -> name of the part -> what makes it."""
 

@@ -112,10 +112,10 @@ def _error(accuracy: float) -> float:
 
 
 def _apart(points: Sequence[tuple[float, float]], step: float) -> list[float]:
-    """The heights of labels, so that none lies on another that begins near it.
+    """The heights of labels. They are chosen so that no label covers another one that begins near it.
 
-    Labels are placed from below, each as near to its point as those before it allow. Up is a smaller error; a label is
-    as high as a factor of `step`.
+    Labels are placed from below, each as near to its point as the labels before it allow. The axis is logarithmic, with
+    small errors at the top. So the height of a label is not a number of per cent but a factor, `step`.
     """
     near = 1.9
     places: dict[int, float] = {}

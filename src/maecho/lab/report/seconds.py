@@ -53,4 +53,8 @@ def seconds_markdown(experiment: Experiment, results: Mapping[str, Any]) -> str:
 def _words(ours: float | None, theirs: float | None) -> str | None:
     if ours is None:
         return None
-    return f"{ours:.3g}" if theirs is None else f"{ours:.3g} [{theirs:.3g}]"
+    return _figure(ours) if theirs is None else f"{_figure(ours)} [{_figure(theirs)}]"
+
+
+def _figure(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"

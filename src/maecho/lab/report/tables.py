@@ -29,7 +29,7 @@ class Figure:
     seeds: int
     paper: float | None
     bytes: float | None
-    """How much the client uploads that uploads the most. None if it was not counted."""
+    """The upload size of the client that sends the most. None if it was not counted."""
     marks: str = ""
     """A selection of MARKS: how the figure differs from its neighbours."""
     recipes: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ Table = Sequence[tuple[Cell, Mapping[str, Figure]]]
 
 @dataclass(frozen=True)
 class Rung:
-    """One column of a table, as a step from one shot to a round a layer."""
+    """One column of a table, as one rung of the ladder that leads from one shot to a round for every layer."""
 
     name: str
     rounds: int | str

@@ -12,77 +12,17 @@ network/directions.py). They give
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 
-from maecho.errors import InputError
+from maecho.errors import InputError, text_of
 from maecho.network.directions import Directions
 from maecho.network.forward import Pass, check_labels
 from maecho.network.hooks import watching
-from maecho.network.layers import Layer
 from maecho.statistics.classes import NO_LABELS
-from maecho.statistics.statistic import Gatherer, NotGathered, Setting
-
-
-@dataclass(frozen=True)
-class Call:
-    """One use of a layer, with its inputs x and its outputs z."""
-
-    layer: Layer
-    module: nn.Module
-    x: Tensor
-    z: Tensor
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch whose outputs can be differentiated."""
-
-    step: Pass
-    calls: Sequence[Call]
-    directions: Directions
-    order: Sequence[int]
-    """The numbers of the directions, with the largest direction first."""
-
-    def backward(self, v: Tensor, of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """vᵀ ∂output/∂t for each tensor t in `of`; None if the output does not depend on t."""
-        if not of:
-            return ()
-        output = self.step.output
-        return torch.autograd.grad(output, list(of), v.to(output), retain_graph=True, allow_unused=True)
-
-
-Deltas = Mapping[int, Tensor | None]
-"""Id of a call -> the gradient at its outputs."""
-
-
-class BackwardGatherer(Gatherer):
-    """A Gatherer that also sees gradients."""
-
-    needs_sums = False
-    """Whether it wants the gradients of all parameters. They are computed in the first direction only."""
-    reason = ""
-    """Why there is no value; empty if there is one."""
-
-    def begin(self, batch: Batch) -> None:
-        """Called before the backward passes of a batch."""
-
-    @abstractmethod
-    def see_gradients(self, batch: Batch, deltas: Deltas, sums: Mapping[str, Tensor | None] | None) -> None:
-        """Called after each backward pass. `sums` are the gradients of the parameters, summed over the batch; None
-        except in the first direction."""
-
-    def end(self, batch: Batch) -> None:
-        """Called after the backward passes of a batch."""
-
-    def check_gathered(self) -> None:
-        """Raise NotGathered if there is a reason why there is no value."""
-        if self.reason:
-            raise NotGathered(self.reason)
+from maecho.statistics.of_gradients import BackwardGatherer, Batch, Call, parameters
+from maecho.statistics.statistic import Setting
 
 
 class BackwardPasses:
@@ -129,10 +69,9 @@ class BackwardPasses:
         try:
             self._add(step, calls)
         except (RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
             raise InputError(
                 f"{client}: for the statistics fisher and gradients the model must be differentiable one example at a "
-                f"time, got an error: {reason}"
+                f"time, got an error: {text_of(error)}"
             ) from error
 
     def _complaint(self, step: Pass) -> str:
@@ -163,9 +102,3 @@ class BackwardPasses:
                 gatherer.see_gradients(batch, deltas, sums)
         for gatherer in self._gatherers:
             gatherer.end(batch)
-
-
-def parameters(setting: Setting) -> dict[str, nn.Parameter]:
-    """Every parameter of floating point, by its name in an upload."""
-    aliases = setting.architecture.aliases
-    return {aliases.get(name, name): p for name, p in setting.model.named_parameters() if p.is_floating_point()}

@@ -17,8 +17,9 @@ from maecho.errors import InputError
 from maecho.network.forward import forward
 from maecho.network.hooks import watching
 from maecho.network.layers import Layer
+from maecho.statistics.of_gradients import BackwardGatherer
 from maecho.statistics.parts import Value
-from maecho.statistics.passes.backward import BackwardGatherer, BackwardPasses
+from maecho.statistics.passes.backward import BackwardPasses
 from maecho.statistics.statistic import Found, NotGathered, Setting, Statistic
 
 

@@ -66,7 +66,7 @@ def upload(
         privacy = Privacy(privacy_noise, privacy_clip, delta=privacy_delta)
     elif privacy_noise is not None or privacy_clip is not None:
         raise InputError("--privacy-noise and --privacy-clip must be given together, got one of them")
-    values.check_out(out, force, [] if weights is None else [weights])
+    values.check_out(out, force, [*factories.sources(model, data), *([] if weights is None else [weights])])
     permissions = values.permissions(mode)
     made = make_upload(
         factories.model(model, weights),

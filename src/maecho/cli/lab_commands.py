@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from maecho import disk
 from maecho.cli import console, values
 from maecho.cli.options import Json
-from maecho.errors import InputError
+from maecho.cli.page_commands import open_page
+from maecho.errors import InputError, printable
 from maecho.lab.data.places import MissingDataError
 from maecho.lab.experiment import Experiment, every_name, is_study
 from maecho.lab.harness.results import results_path
@@ -28,18 +30,24 @@ def demo(
     beta: Annotated[float, typer.Option(help="Dirichlet β. A smaller β gives a client fewer classes.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and the training.")] = 0,
     as_json: Json = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page of the run in the browser.")] = False,
 ) -> None:
     """Show the whole job on scikit-learn's digits: split, train, upload, merge, compare.
 
     Example: `maecho demo --out demo --clients 5 --beta 0.01`
     """
     from maecho.lab.demo import demo as run
+    from maecho.lab.report.page import demo as pages
 
+    page = pages.place(out)
     result = run(out, clients, beta, seed)
+    disk.write_text(page, pages.page(result, f"maecho demo --clients {clients} --beta {beta} --seed {seed}"))
     if as_json:
-        console.print_json(dataclasses.asdict(result))
+        console.print_json({**dataclasses.asdict(result), "page": str(page)})
     else:
-        console.show_demo(result, out)
+        console.show_demo(result, out, page)
+    if show:
+        open_page(page)
 
 
 def reproduce_(
@@ -72,7 +80,7 @@ def reproduce_(
             raise InputError(f"--all must come without {option}, got both")
     if name is None and not every:
         for known in every_name():
-            print(f"{known}: {_load(known).title}")
+            print(printable(f"{known}: {_load(known).title}"))
         return
     chosen = [_load(one, quick) for one in ([name] if name else every_name())]
     for option, given in (("--columns", columns), ("--picture", picture)):
@@ -91,7 +99,7 @@ def reproduce_(
                     raise
                 missing.append(f"{experiment.name} ({error})")
             continue
-        wanted = [] if show else list(experiment.methods) if columns is None else experiment.named(columns)
+        wanted = [] if show else list(experiment.methods) if columns is None else experiment.columns_in(columns)
         try:
             with console.run_progress(experiment, len(wanted)) as on_event:
                 results = reproduce(experiment, out, jobs, device, on_event, wanted, trust)

@@ -37,7 +37,7 @@ def aggregate_(
 
     Example: `maecho aggregate clinic-*.safetensors --method ma-echo --set steps=60 --out merged.safetensors`
     """
-    values.check_out(out, force, uploads)
+    values.check_out(out, force, [*uploads, *factories.sources(model)])
     network = None if model is None else factories.model(model)
     chosen = values.options(method, options or [])
     if device is not None and chosen.setdefault("device", device) != device:

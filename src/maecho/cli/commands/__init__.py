@@ -1,1 +1,0 @@
-"""The commands of `maecho`, one function each. A module holds the commands of one job."""
