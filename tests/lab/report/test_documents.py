@@ -9,10 +9,10 @@ import pytest
 
 from maecho import METHODS
 from maecho.errors import InputError
-from maecho.lab import experiment
+from maecho.lab import charts, experiment
 from maecho.lab.experiment import Experiment
 from maecho.lab.report import documents, tables
-from maecho.lab.report.findings import study_section
+from maecho.lab.report.findings import study_pictures, study_section
 from maecho.lab.studies.config import Study
 from maecho.statistics import STATISTICS
 from support import records
@@ -41,7 +41,9 @@ def test_the_pages_on_disk_are_those_that_would_be_written() -> None:
     """If this fails, run `make docs`."""
     found = documents.pages(ROOT)
     expected = {"README.md", *(f"docs/{name}.md" for name in ("methods", "reproduction", "results", "uploads"))}
-    assert {path.relative_to(ROOT).as_posix() for path in found} == expected
+    pictures = {path for path in found if path.suffix == ".svg"}
+    assert {path.relative_to(ROOT).as_posix() for path in found.keys() - pictures} == expected
+    assert pictures == set((ROOT / documents.PICTURES).iterdir()), "no picture is left over"
     for path, text in found.items():
         assert path.read_text(encoding="utf-8") == text, path.name
 
@@ -156,22 +158,27 @@ def test_a_study_is_one_config_and_its_results(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(experiment, "CHECKOUT", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "mine.toml").write_text(CONFIG.replace("order = 1", "order = 2"))
-    (tmp_path / "yours.toml").write_text(
-        'title = "Yours"\nstudy = "partitions"\nseeds = [0]\n[document]\norder = 1\npicture = "yours.svg"\n'
-    )
+    (tmp_path / "yours.toml").write_text('title = "Yours"\nstudy = "partitions"\nseeds = [0]\n[document]\norder = 1\n')
     (tmp_path / "results" / "mine.json").write_text(json.dumps({"format": 2, "runs": [], "code": {}}))
-    run = {"seed": 0, "numbers": {"classes": 2.5}}
+    lines = charts.write(charts.Lines("A <line>", "x", "y", {"a": [[0.0, 1.0], [1.0, 2.0]]}))
+    run = {"seed": 0, "numbers": {"classes": 2.5}, "charts": [lines] * 5}
     (tmp_path / "results" / "yours.json").write_text(json.dumps({"format": 2, "runs": [run], "code": {}}))
     found = documents.result_sections()
     assert found.index("## Yours") < found.index("## A table of mine")
-    assert found.splitlines()[:9] == [
+    assert found.splitlines()[:12] == [
         "## Yours",
         "",
         "| what was measured | with one seed | range |",
         "|---|---|---|",
         "| classes | 2.5 |  |",
         "",
-        "![Yours](yours.svg)",
+        "![A <line>](figures/yours-1.svg)",
+        "![A <line>](figures/yours-2.svg)",
+        "![A <line>](figures/yours-3.svg)",
+        "![A <line>](figures/yours-4.svg)",
         "",
         "`maecho reproduce yours`",
     ]
+    pictures = study_pictures()
+    assert list(pictures) == [f"yours-{k}.svg" for k in (1, 2, 3, 4)]
+    assert "A &lt;line&gt;" in pictures["yours-1.svg"]

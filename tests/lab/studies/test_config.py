@@ -26,7 +26,7 @@ MISTAKES = {
     "setting of a wrong type": ("clients = 3", 'clients = "3"', "settings: Expected `int`, got `str`"),
     "setting that makes no sense": ("[0.1, 20]", "[0]", "settings: betas must be positive numbers, got [0.0]"),
     "unknown data": ('"digits"', '"figures"', "settings: data must be among digits, mnist"),
-    "misspelt word": ("text =", "txt =", "document: 'txt', known are heading, text, order, picture"),
+    "misspelt word": ("text =", "txt =", "document: 'txt', known are heading, text, order"),
     "misspelt change": ("seeds = [5]", "sed = [5]", "quick: 'sed', known are seeds, settings"),
     "settings that are no table": ("settings = { clients = 2 }", "settings = 3", "mistake at"),
 }

@@ -20,7 +20,7 @@ from maecho.formatting import markdown_table
 from maecho.lab import experiment as configs
 from maecho.lab.experiment import Experiment
 from maecho.lab.report.curves import curves_markdown
-from maecho.lab.report.findings import study_sections
+from maecho.lab.report.findings import study_pictures, study_sections
 from maecho.lab.report.notes import notes
 from maecho.lab.report.seconds import seconds_markdown
 from maecho.lab.report.standing import NEAR, above, complete, far, near, stand_ins
@@ -161,6 +161,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/uploads.md": {"statistics": statistic_table},
 }
 """Page -> name of the part -> what makes it."""
+PICTURES = "docs/figures"
+"""The folder of the pictures of studies. Nothing else is in it."""
 
 
 def committed(experiment: Experiment) -> dict[str, Any] | None:
@@ -170,8 +172,8 @@ def committed(experiment: Experiment) -> dict[str, Any] | None:
 
 
 def pages(root: Path) -> dict[Path, str]:
-    """Every page with generated parts, as it should be."""
-    found = {}
+    """Every page with generated parts, and every picture of a study, as they should be."""
+    found = {root / PICTURES / file: text for file, text in study_pictures().items()}
     for path, parts in PARTS.items():
         found[root / path] = (root / path).read_text(encoding="utf-8")
         for name, make in parts.items():
@@ -191,6 +193,7 @@ def main() -> None:
     if not configs.CHECKOUT.is_dir():
         raise InputError("documents are written in a checkout, got an installed package")
     for path, text in pages(configs.CHECKOUT.parent).items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 

@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from maecho.formatting import markdown_table
+from maecho.lab import charts
 from maecho.lab import experiment as configs
+from maecho.lab.charts import Chart
+from maecho.lab.report.drawing.figures import svg_file
 from maecho.lab.studies.config import Study
 
 SHOWN = 4
 """How many digits of a number are shown."""
+MOST_PICTURES = 4
+"""docs/results.md shows so many charts of a study. The page of `maecho report` shows all."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +67,37 @@ def study_section(study: Study, results: Mapping[str, Any]) -> str:
         f"## {document.heading or study.title}",
         document.text.strip(),
         findings_markdown(study, results),
-        f"![{study.title}]({document.picture})" if document.picture else "",
+        "\n".join(f"![{chart.title}](figures/{file})" for file, chart in picture_files(study, results).items()),
         f"`maecho reproduce {study.name}`",
     ]
     return "\n\n".join(part for part in parts if part)
 
 
+def picture_files(study: Study, results: Mapping[str, Any]) -> dict[str, Chart]:
+    """File name -> the chart in it: the first charts of the first seed."""
+    first = next((run["charts"] for run in results["runs"] if run["seed"] in study.seeds), [])
+    return {f"{study.name}-{k}.svg": charts.read(chart) for k, chart in enumerate(first[:MOST_PICTURES], start=1)}
+
+
 def study_sections() -> list[tuple[int, str, str]]:
     """The order, the name and the section of every study that has results."""
+    return [(one.document.order, one.name, study_section(one, results)) for one, results in measured_studies()]
+
+
+def study_pictures() -> dict[str, str]:
+    """File name -> the SVG, of all pictures that the sections show."""
+    return {
+        file: svg_file(chart)
+        for study, results in measured_studies()
+        for file, chart in picture_files(study, results).items()
+    }
+
+
+def measured_studies() -> list[tuple[Study, dict[str, Any]]]:
+    """Every study that has results beside its config."""
     found = []
     for name in configs.every_name():
         path = configs.folder() / "results" / f"{name}.json"
         if configs.is_study(name) and path.is_file():
-            study = Study.load(name)
-            results = json.loads(path.read_text(encoding="utf-8"))
-            found.append((study.document.order, name, study_section(study, results)))
+            found.append((Study.load(name), json.loads(path.read_text(encoding="utf-8"))))
     return found

@@ -17,7 +17,7 @@ from maecho.lab.studies.found import Question
 
 KEYS = ("title", "study", "seeds", "settings", "document", "quick")
 """What a config may say."""
-SHOWN = ("heading", "text", "order", "picture")
+SHOWN = ("heading", "text", "order")
 """What its `document` may say."""
 
 
