@@ -75,7 +75,7 @@ def study_section(study: Study, results: Mapping[str, Any]) -> str:
 
 def picture_files(study: Study, results: Mapping[str, Any]) -> dict[str, Chart]:
     """File name -> the chart in it: the first charts of the first seed."""
-    first = next((run["charts"] for run in results["runs"] if run["seed"] in study.seeds), [])
+    first: list[Any] = next((run["charts"] for run in results["runs"] if run["seed"] in study.seeds), [])
     return {f"{study.name}-{k}.svg": charts.read(chart) for k, chart in enumerate(first[:MOST_PICTURES], start=1)}
 
 
