@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from maecho import disk
@@ -39,6 +40,8 @@ def demo(
     from maecho.lab.demo import demo as run
     from maecho.lab.report.page import demo as pages
 
+    # Networks of this size gain nothing from threads, and on a busy machine threads wait for each other for minutes.
+    torch.set_num_threads(1)
     page = pages.place(out)
     result = run(out, clients, beta, seed)
     disk.write_text(page, pages.page(result, f"maecho demo --clients {clients} --beta {beta} --seed {seed}"))
