@@ -16,8 +16,8 @@ from maecho import InputError, make_upload, relay
 from maecho.lab import data, experiment, networks
 from maecho.lab.columns import settings
 from maecho.lab.experiment import Experiment
-from maecho.lab.harness.clients import batch_size
-from maecho.lab.harness.columns import code_of
+from maecho.lab.harness.clients import Cohort, batch_size
+from maecho.lab.harness.columns import Bench, code_of
 from maecho.lab.harness.results import results_path
 from maecho.lab.harness.runs import Event, reproduce
 from maecho.lab.report.tables import markdown, summarise
@@ -105,6 +105,19 @@ def test_a_run_says_all_about_itself(tmp_path: Path) -> None:
             assert record["seconds"]["training"] > 0
         assert len({record["weights"] for record in run["columns"].values()}) == 1
     assert results["code"].keys() == {r["code"] for run in results["runs"] for r in run["columns"].values()}
+
+
+def test_what_a_column_gathers_does_not_depend_on_the_columns_before_it() -> None:
+    """The released projector depends on the order of examples. It is that of a first pass, however many were made."""
+    cohort = Cohort.of(ONE, ONE.cells[0], 0, data.digits())
+    first, after = Bench(cohort, "cpu"), Bench(cohort, "cpu")
+    for names in (["gram"], ["moments"]):
+        after.gather(names, {})
+    for one, other in zip(*(bench.gather(["projector"], {}).uploads for bench in (first, after)), strict=True):
+        for layer, P in one.statistics["projector"].items():
+            assert torch.equal(P.dense(), other.statistics["projector"][layer].dense())
+    again = data.batches(*next(iter(cohort.batches(0))), 16, torch.Generator().manual_seed(0))
+    assert not torch.equal(next(iter(again))[0], next(iter(again))[0]), "every pass over one iterable has another order"
 
 
 def test_rounds_go_on_from_the_chain_of_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

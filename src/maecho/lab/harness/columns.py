@@ -79,13 +79,15 @@ class Bench:
         return self.cohort.train(self.device, self._on_client)
 
     @cached_property
-    def clients(self) -> list[Client]:
-        """The clients' models on the device, each with its data."""
-        return [(one.model.to(self.device), self.cohort.batches(i)) for i, one in enumerate(self.trained)]
+    def models(self) -> list[nn.Module]:
+        """The clients' models on the device."""
+        return [one.model.to(self.device) for one in self.trained]
 
     @property
-    def models(self) -> list[nn.Module]:
-        return [model for model, _ in self.clients]
+    def clients(self) -> list[Client]:
+        """The clients' models, each with its data in the order of a first pass. What a column finds must not depend on
+        how many passes other columns made before."""
+        return [(model, self.cohort.batches(i)) for i, model in enumerate(self.models)]
 
     @property
     def weights_bytes(self) -> int:
