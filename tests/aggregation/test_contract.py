@@ -170,7 +170,7 @@ def test_files_and_objects_give_the_same(name: str, tmp_path: Path) -> None:
 
 
 # Without a prior the least-squares answer to badly scaled inputs is rightly large.
-@pytest.mark.parametrize("name", EVERY.keys() - {"regmean shrunk", "ma-echo anchored limit"})
+@pytest.mark.parametrize("name", sorted(EVERY.keys() - {"regmean shrunk", "ma-echo anchored limit"}))
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_scale_of_the_data_does_no_harm(name: str, scale: float) -> None:
     data = [[(x * scale, y) for x, y in batches(i)] for i in range(3)]
