@@ -100,10 +100,7 @@ class Experiment:
     def load(cls, name: str, quick: bool = False) -> Experiment:
         """Read a config by its name in `experiments/`, or by path. `quick`: the same on small data."""
         path = find(name)
-        try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} must be a TOML file, got: {error}") from error
+        raw = read(path)
         changes = raw.pop("quick", {})
         if quick:
             raw |= {key: value for key, value in changes.items() if key != "training"}
@@ -210,3 +207,11 @@ def find(name: str) -> Path:
             f"experiment must be one of {', '.join(every_name())} or the path of a .toml file, got {name!r}"
         )
     return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a config."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} must be a TOML file, got: {error}") from error

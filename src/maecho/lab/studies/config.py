@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -11,7 +10,7 @@ from typing import Any, get_type_hints
 from maecho import schema
 from maecho.errors import InputError
 from maecho.lab.data import DATASETS
-from maecho.lab.experiment import Document, find
+from maecho.lab.experiment import Document, find, read
 from maecho.lab.studies import STUDIES
 from maecho.lab.studies.found import Question
 
@@ -36,10 +35,7 @@ class Study:
     def load(cls, name: str, quick: bool = False) -> Study:
         """Read a config by its name in `experiments/`, or by path. `quick`: the same on small data."""
         path = find(name)
-        try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} must be a TOML file, got: {error}") from error
+        raw = read(path)
         try:
             return cls._of(path.stem, raw, quick)
         except KeyError as error:
