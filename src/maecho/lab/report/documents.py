@@ -19,6 +19,7 @@ from maecho.errors import InputError
 from maecho.formatting import markdown_table
 from maecho.lab import experiment as configs
 from maecho.lab.experiment import Experiment
+from maecho.lab.harness.results import run_of
 from maecho.lab.report.curves import curves_markdown
 from maecho.lab.report.findings import study_pictures, study_sections
 from maecho.lab.report.notes import notes
@@ -138,13 +139,21 @@ def standing_table() -> str:
 
 
 def far_list() -> str:
-    """The cells in which MA-Echo is far below the paper's figure."""
+    """The cells in which MA-Echo is far below the paper's figure, with every seed."""
     lines = []
     for experiment, results in _measured():
         for one in far(summarise(experiment, results), experiment):
-            where = f"{experiment.name}, {words(one.cell)}, `{one.column}`"
-            lines.append(f"- {where}: {one.ours:.1f}, the paper {one.paper:.1f}")
+            runs = [run for seed in experiment.seeds if (run := run_of(results, one.cell, seed))]
+            ours, own = (_seeds(runs, column) for column in (one.column, "local"))
+            lines += [
+                f"- {experiment.name}, {words(one.cell)}, `{one.column}`: {one.ours:.1f}, the paper {one.paper:.1f}.",
+                f"  By seed {ours}; the clients' own models {own}.",
+            ]
     return "\n".join(lines) or "None."
+
+
+def _seeds(runs: list[dict[str, Any]], column: str) -> str:
+    return ", ".join(f"{run['columns'][column]['accuracy']:.1f}" for run in runs if column in run["columns"])
 
 
 def stand_in_list() -> str:
