@@ -12,6 +12,7 @@ from maecho.errors import InputError
 from maecho.lab import charts, experiment
 from maecho.lab.experiment import Experiment
 from maecho.lab.report import documents, tables
+from maecho.lab.report.curves import curves_markdown
 from maecho.lab.report.findings import study_pictures, study_section
 from maecho.lab.studies.config import Study
 from maecho.statistics import STATISTICS
@@ -66,7 +67,7 @@ def test_a_new_statistic_is_one_more_row(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_everything_measured_is_shown() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     names = [path.stem for path in (experiment.folder() / "results").glob("*.json") if "-quick" not in path.stem]
-    assert len(names) >= 7
+    assert len(names) >= 24
     for name in (one for one in names if experiment.is_study(one)):
         study = Study.load(name)
         results = json.loads((experiment.folder() / "results" / f"{name}.json").read_text())
@@ -75,11 +76,17 @@ def test_everything_measured_is_shown() -> None:
         config = Experiment.load(name)
         results = documents.committed(config)
         assert results is not None
-        assert f"## {config.document.heading}\n" in page
+        assert f"## {config.document.heading or config.title}\n" in page
         assert config.document.text.strip() in page
         table = tables.summarise(config, results)
-        shown = [tables.markdown(config, table), tables.upload_markdown(config, table)]
-        assert any(one in page for one in shown), name
+        views = {
+            "table": tables.markdown(config, table),
+            "uploads": tables.upload_markdown(config, table),
+            "curves": curves_markdown(config, results),
+        }
+        wanted = views.keys() & set(config.document.shows)
+        assert wanted, name
+        assert all(views[view] in page for view in wanted), name
     assert len(tables.ladders()) == 2
     for one in tables.ladders():
         assert tables.ladder_markdown(one) in page
