@@ -49,6 +49,7 @@ BAD: list[tuple[Any, str]] = [
     ({**SURFACE, "xs": [0.0]}, "values must be 1 rows of 1 numbers, got 1 of 2"),
     ({**SURFACE, "values": [[1.0, float("nan")]]}, "values must be finite, got nan"),
     ({**SURFACE, "points": {"W": [1.0]}}, "points 'W' must be pairs of x and y, got 1 numbers"),
+    ({**charts.write(SAMPLES[3]), "counts": [[1, 0], [2, -3]]}, "counts must be at least 0, got a negative one"),
     ({**charts.write(SAMPLES[5]), "columns": ["0"]}, "rows 'drawn' must have 1 images, got 2"),
     ({**charts.write(SAMPLES[5]), "rows": {"a": [[[256]], [[0]]]}}, "rows 'a' must have grey values from 0 to 255"),
 ]  # fmt: skip

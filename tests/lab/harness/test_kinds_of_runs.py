@@ -4,6 +4,7 @@ without training, training that differs from row to row, and curves over a metho
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,17 @@ def test_a_curve_over_steps(tmp_path: Path) -> None:
     assert len({accuracy["none"], accuracy["one"], accuracy["four"]}) == 3, "points that could be told apart"
 
 
+def test_measuring_a_curve_is_no_part_of_merging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*given: Any) -> float:
+        time.sleep(0.5)
+        return 50.0
+
+    monkeypatch.setattr("maecho.lab.harness.columns.accuracy", slow)
+    columns = {"watched": {"method": "ma-echo", "steps": 3, "curve": [0, 1, 2, 3]}}
+    (run,) = reproduce(replace(BASE, methods=columns), tmp_path)["runs"]
+    assert 0 <= run["columns"]["watched"]["seconds"]["merging"] < 1
+
+
 def test_clients_without_training(tmp_path: Path) -> None:
     """AFL on a single layer is exact: it equals AFL with all data in one hand, and nobody trains for it."""
     columns = {"afl, one layer": {"method": "afl", "network": "digits-linear", "backbone": "average"}}
@@ -187,6 +199,10 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
         "cells": ({"clients": 2, "beta": 0.5, "betta": 1},)}),
     "labels that are no list": ("labels must list the labels of every client", {
         "split": "labels", "cells": ({"labels": 3},)}),
+    "labels of which one is none": ("labels must list the labels of every client", {
+        "split": "labels", "cells": ({"labels": [[0, 1], [2, -3]]},)}),
+    "an option of a method that it has not": ("got 'stps'", {
+        "methods": {"a": {"method": "ma-echo", "stps": 3}}}),
     "no steps": ("steps must be at least 1", {"cells": ({"clients": 2, "beta": 0.5, "steps": 0},)}),
     "a curve of what has no steps": ("curve: fedavg has no steps", {
         "methods": {"fedavg": {"method": "fedavg", "curve": [1]}}}),

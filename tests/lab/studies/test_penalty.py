@@ -45,6 +45,23 @@ def test_the_curves_are_those_of_the_models() -> None:
     )
 
 
+def test_the_best_is_the_highest_of_its_curve() -> None:
+    found = STUDY(Task(0, data.digits()))
+    rising = []
+    for k, form in enumerate(STUDY.forms):
+        curves = found.charts[k]
+        assert isinstance(curves, charts.Lines)
+        for name, points in curves.series.items():
+            heights = [value for _, value in points]
+            assert found.numbers[f"{form}, {name}: best global accuracy"] == max(heights)
+            rising.append(max(heights) > min(heights))
+    assert any(rising)
+    for chart in found.charts:
+        assert isinstance(chart, charts.Lines)
+        assert (chart.x, chart.y) == ("step", "per cent" if chart.title.startswith("Accuracy") else "points")
+    assert Penalty().mus == (1, 200), "the paper's"
+
+
 def test_what_clients_lose_is_against_their_own_models() -> None:
     """In the anchored form V_i = W_i + (W − W_i)(I − μ/(1+μ) P_i), here written out."""
     task = Task(0, data.digits())

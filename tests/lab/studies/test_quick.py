@@ -30,7 +30,10 @@ def test_every_study_runs_quickly(name: str, tmp_path: Path) -> None:
         if field.name in ("training", "reading")
     }
     quick = replace(quick, question=replace(quick.question, **changes))  # type: ignore[type-var]
-    results = reproduce_study(quick, tmp_path)
+    told: list[float] = []
+    results = reproduce_study(quick, tmp_path, on_event=lambda seed, share, text: told.append(share))
+    assert told == sorted(told), "progress never goes back"
+    assert 0 <= told[0] <= told[-1] <= 1
     assert (tmp_path / f"{name}-quick.json").exists()
     (run,) = results["runs"]
     assert run["numbers"]

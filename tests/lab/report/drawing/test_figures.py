@@ -108,6 +108,8 @@ def test_a_scale_goes_from_end_to_end() -> None:
     log = Scale.over([1, 100], 0, 100, "log")
     assert (log(1), log(10), log(100)) == pytest.approx((4, 50, 96))
     assert log.ticks() == [1, 2, 5, 10, 20, 50, 100]
+    wide = Scale.over([1, 1e6], 0, 100, "log").ticks()
+    assert wide == pytest.approx([1, 10, 100, 1e3, 1e4, 1e5, 1e6])
     error = Scale.over([80, 95], 0, 100, "error")
     assert error(90) == pytest.approx(50), "from 80 to 90 is as far as from 90 to 95"
     assert error.ticks() == [80, 90, 95]
@@ -116,6 +118,18 @@ def test_a_scale_goes_from_end_to_end() -> None:
         assert all(math.isfinite(Scale.over(values, 0, 100, kind)(3.0)) for kind in ("linear", "log", "error"))
         assert Scale.over(values, 0, 100).ticks()
     assert Scale.over([0.0, 1e-9], 0, 1, "log").ticks()
+
+
+def test_heights_that_differ_much_are_coloured_by_their_logarithms() -> None:
+    """A middle height has the colour of the middle on one of the two scales alone."""
+
+    def fills(heights: list[float]) -> list[str]:
+        surface = Surface("a", "u", "v", [0.0, 1.0, 2.0], [0.0], [heights], [], {})
+        tree = parse(element("svg", draw(surface, Look()).content))
+        return [str(one.attributes["fill"]) for one in tree.all("rect", class_="tile")]
+
+    assert fills([0.1, 1.0, 10.0]) == fills([30.0, 60.0, 90.0])
+    assert len(set(fills([0.1, 1.0, 10.0]))) == 3
 
 
 def test_names_do_not_lie_on_each_other() -> None:

@@ -60,11 +60,22 @@ def test_every_cell_of_a_table_is_that_of_the_results(tree: Node, committed: Com
             if heads(drawn)[0] == "column":
                 assert heads(drawn) == ["column", "a client uploads", *(words(cell) for cell, _ in table)]
                 assert [[row[0], *row[2:]] for row in cells(drawn)][:-1] == by_column
+                largest = [
+                    max((f[column].bytes or 0 for _, f in table if column in f), default=0) for column in columns
+                ]
+                assert [row[1] for row in cells(drawn)][:-1] == [size(most) for most in largest]
                 assert cells(drawn)[-1] == ["seeds", "", *("3" for _ in table)]
             else:
                 assert heads(drawn) == [*one.experiment.cells[0], *columns, "seeds"]
                 assert [row[:-1] for row in cells(drawn)] == by_cell
     assert seen >= 7
+
+
+def test_experiments_stand_in_the_order_of_their_documents(committed: Committed) -> None:
+    orders = [one.experiment.document.order for one in committed[0]]
+    assert orders == sorted(orders)
+    names = [one.name for one in committed[0]]
+    assert names != sorted(names), "an order that names alone do not give"
 
 
 def test_the_best_merged_model_stands_out(tree: Node) -> None:
