@@ -56,8 +56,8 @@ def test_the_accountant_agrees_with_gaussian_differential_privacy(noise: float, 
 
 
 def test_what_one_example_can_change_and_the_noise_for_it() -> None:
-    privacy = Privacy(noise=3.0, clip=2.0, clip_output=5.0)
-    bounds = {"gram": 4, "cross": 10, "labels": 2, "outputs": 5, "totals": 2, "counts": 1, "examples": 1}
+    privacy = Privacy(noise=3.0, clip=7.0, clip_output=5.0)
+    bounds = {"gram": 49, "cross": 35, "labels": 7, "outputs": 5, "totals": 7, "counts": 1, "examples": 1}
     for part, bound in bounds.items():
         assert privacy.sensitivity(part) == bound
         assert privacy.deviation(part, 4) == 3 * 2 * bound
@@ -85,6 +85,7 @@ def test_noise_for_an_epsilon() -> None:
         ({"clip": float("inf")}, "clip must be positive and finite, got inf"),
         ({"clip_output": -1}, "clip_output must be positive and finite, got -1"),
         ({"delta": 0}, "delta must lie between 0 and 1, got 0"),
+        ({"delta": 1}, "delta must lie between 0 and 1, got 1"),
         ({"delta": "small"}, "delta must lie between 0 and 1, got 'small'"),
         ({"releases": 0}, "releases must be a whole number, at least 1, got 0"),
         ({"releases": 2.5}, "releases must be a whole number, at least 1, got 2.5"),

@@ -227,6 +227,17 @@ def test_a_batchnorm_by_itself_is_fitted_on_its_inputs() -> None:
     torch.testing.assert_close(model.eval()(x), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_batchnorm_by_itself_is_pulled_to_the_function_of_its_prior() -> None:
+    """The prior is in coordinates of x, and the fit in those of the normalised inputs."""
+    model = nn.BatchNorm1d(3).double()
+    x, z, prior = randn(40, 3) * 5 + 100, randn(40, 3, seed=1), randn(3, 1, 2, seed=2)
+    h = torch.stack([x, torch.ones_like(x)], -1).transpose(0, 1)
+    sums = UnitSums(h.mT @ h, z.T.unsqueeze(1) @ h)
+    new = fitted(Regression(1e9), network(model)[""], sums, prior, model, 2)
+    model.load_state_dict({**model.state_dict(), **new})
+    torch.testing.assert_close(model.eval()(x), (h @ prior.mT)[..., 0].T, rtol=1e-5, atol=1e-5)
+
+
 def test_bad_options() -> None:
     with refused("ridge must be at least 0 and finite", "-1", error=ValueError):
         Regression(ridge=-1)

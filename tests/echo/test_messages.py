@@ -144,6 +144,12 @@ def answer(**changes: Any) -> Answer:
 class TestBirth:
     """Messages are frozen, and checked when they are made."""
 
+    def test_counts_add_up_in_float64(self) -> None:
+        """In float32 one example more would be lost beyond 2²⁴ of them."""
+        made = answer(clients=torch.ones((), dtype=torch.float32), examples=torch.tensor(2.0**24))
+        assert made.clients.dtype == made.examples.dtype == torch.float64
+        assert float((made + answer(examples=torch.ones(()))).examples) == 2**24 + 1
+
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
@@ -204,6 +210,7 @@ class TestBirth:
             (lambda: Opening({"fc": 0}, {"conv": "bn"}), "joined to a layer that has a stage, got 'conv'"),
             (lambda: Opening(plain={"place": torch.tensor(NAN)}), "the weight 'place' must be finite, got NaN"),
             (lambda: Question(-1), "must be a whole number, at least 0, got -1"),
+            (lambda: Question(0.5), "must be a whole number, at least 0, got 0.5"),  # type: ignore[arg-type]
             (lambda: Question(weights={"w": 3}), "the weight 'w' of a question must be a tensor, got int"),  # type: ignore[dict-item]
             (
                 lambda: Question(weights={3: torch.ones(1)}),

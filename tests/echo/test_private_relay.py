@@ -243,3 +243,12 @@ class Folded(nn.Module):
 def test_networks_in_which_one_example_has_no_bound_are_refused(model: nn.Module, message: str) -> None:
     with pytest.raises(InputError, match=f"client 0: .*{message}"):
         relay(model, [(model, batches())], privacy=Privacy(1.0, 1.0))
+
+
+def test_a_first_batch_of_one_example_hides_no_mixing() -> None:
+    """Whether examples mix shows in a batch of two alone, wherever it comes; and one alone cannot mix."""
+    x = torch.randn(3, 4, generator=rng(0))
+    with pytest.raises(InputError, match="every example must give a layer rows of its own"):
+        relay(Mixing(), [(Mixing(), [x[:1], x[1:]])], privacy=Privacy(1.0, 1.0))
+    with pytest.raises(InputError, match="with privacy a layer must run once"):
+        relay(Twice(), [(Twice(), [x[:1], x[1:2]])], privacy=Privacy(1.0, 1.0))
