@@ -17,9 +17,11 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-# One thread: the suite is many small products, and on shared cores threads wait for each other.
+# One thread a process: the suite is many small products, and on shared cores threads wait for each other. A file stays in one
+# process, since its tests share what they have trained.
+WORKERS ?= auto
 unit: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile
 
 # The tables in README.md and docs/: methods.md, uploads.md, results.md; from METHODS, STATISTICS and committed results.
 docs: $(VENV)/.installed

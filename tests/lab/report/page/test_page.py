@@ -100,24 +100,23 @@ def test_seconds_stand_beside_the_papers(tree: Node, committed: Committed) -> No
 
 def test_every_run_is_there_with_all_that_it_depends_on(tree: Node, committed: Committed) -> None:
     for section, one in sections(tree, committed):
-        folded = section.all("details", class_="run")
+        folded = [(fold.all("summary")[0].text, fold) for fold in section.all("details", class_="run")]
         assert len(folded) == len({repr(run["cell"]) for run in one.results["runs"]})
+        links = {a.attributes["href"] for a in section.all("a")}
         for run in one.results["runs"]:
-            (place,) = [
-                fold for fold in folded if fold.all("summary")[0].text.startswith(f"{words(run['cell'])}: seed")
-            ]
+            (place,) = [fold for said, fold in folded if said.startswith(f"{words(run['cell'])}: seed")]
             (part,) = [p for p in place.all("section") if p.all("h4")[0].text == f"Seed {run['seed']}"]
             counts, records = (t for t in part.all("table"))
             assert [row[1:] for row in cells(counts)] == [[str(n) for n in row] for row in run["partition"]]
-            assert run["clients"] in part.text
+            said = part.text
+            assert run["clients"] in said
             for row, (column, record) in zip(cells(records), run["columns"].items(), strict=True):
                 assert row[:2] == [column, f"{record['accuracy']:.2f}"]
                 assert row[2] == (size(record["bytes"]) if "bytes" in record else "")
                 assert row[5] == f"{record['seconds']['merging']:.3g}"
                 assert row[6].startswith(record["device"])
                 assert row[7] == record["settings"]
-                assert f"torch {record['versions']['torch']}" in part.text
-            links = {a.attributes["href"] for a in section.all("a")}
+                assert f"torch {record['versions']['torch']}" in said
             assert f"#{place.attributes['id']}" in links
 
 
