@@ -261,6 +261,20 @@ def test_outputs_that_are_no_classes_have_no_fisher(model: nn.Module, why: str) 
     assert all(why in upload.recipe["not_sent"][name] for name in ("fisher", "gradients"))
 
 
+def test_two_classes_are_enough() -> None:
+    x = batches()[0][0]
+    model = nn.Sequential(nn.Linear(12, 2))
+    upload = make_upload(model, [x], "a", ["fisher"])
+    torch.testing.assert_close(upload.statistics["fisher"]["0.weight"], by_hand(model, x, None)["0.weight"])
+
+
+def test_one_output_that_is_not_finite_is_refused() -> None:
+    x, model = batches()[0][0].clone(), nn.Sequential(nn.Linear(12, 3))
+    x[3], model[0].weight.data[:] = 3e38, 1.0  # whose sum float32 does not hold
+    with refused_input("a: the model's outputs must be finite, got NaN or infinity"):
+        make_upload(model, [x], "a", ["fisher"])
+
+
 def test_observed_labels_must_be_there() -> None:
     upload = make_upload(network(), [x for x, _ in batches()], "a", ["fisher"], labels="observed")
     assert upload.has == frozenset()

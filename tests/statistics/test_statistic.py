@@ -219,6 +219,26 @@ def test_a_statistic_that_nobody_knows_is_refused() -> None:
         make_upload(network(), batches(), "ann", ["largest"])
 
 
+def test_which_are_sums() -> None:
+    """What is a sum over examples says so: other methods count on it (secure sums, kept sums)."""
+    sums = {name for name, statistic in STATISTICS.items() if statistic.additive}
+    assert sums == {"features", "gram", "classes", "moments", "targets", "fisher", "gradients"}
+
+
+def test_a_layer_that_one_of_two_has_counts_with_what_it_has() -> None:
+    one, other = (
+        dict(make_upload(network(seed), batches(seed), "ann", ["fisher"]).statistics["fisher"]) for seed in (0, 1)
+    )
+    first, *_, last = one
+    del one[first], other[last]
+    both = STATISTICS["fisher"].plus(one, other)
+    assert both.keys() == one.keys() | other.keys()
+    assert torch.equal(both[first], other[first])
+    assert torch.equal(both[last], one[last])
+    (common, *_) = one.keys() & other.keys()
+    torch.testing.assert_close(both[common], one[common] + other[common])
+
+
 @pytest.mark.parametrize("name", STATISTICS)
 @pytest.mark.parametrize("architecture", ["mlp", "cnn", "tokens"])
 def test_what_is_additive_adds_up(name: str, architecture: str) -> None:
