@@ -72,6 +72,7 @@ ROOMS = (
     "aggregation",
     "backbones",
     "evaluation",
+    "rounds",
     "lab",
     "cli",
 )

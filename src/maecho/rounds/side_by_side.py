@@ -1,0 +1,54 @@
+"""Local training of all clients of a round at once. The result is that of `one_by_one`, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from maecho.rounds.local import Local
+from maecho.rounds.span import InSpan, first_linear
+from maecho.rounds.stack import Stack, Work
+
+MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.AlphaDropout, nn.RNNBase)
+"""Modules that make examples depend on each other or on random numbers in training, or that torch.func cannot batch."""
+
+SPARES = 3
+"""So many times fewer examples than inputs make the span of the examples cheaper than the weights themselves."""
+
+
+def why_not(model: nn.Module) -> str:
+    """Why a network cannot be trained side by side; empty if nothing speaks against it."""
+    for name, module in model.named_modules():
+        if isinstance(module, MIXING) and getattr(module, "p", 1.0) != 0:
+            return f"{name!r} is a {type(module).__name__}"
+        if isinstance(module, nn.MultiheadAttention) and module.dropout:
+            return f"{name!r} has dropout"
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:  # torch.func leaves such networks broken behind
+            return f"{name!r} is tied to {first[id(parameter)]!r}"
+    return ""
+
+
+def train_together(
+    model: nn.Module, start: Mapping[str, Tensor], works: Sequence[Work], local: Local
+) -> list[dict[str, Tensor]]:
+    """Train every client from `start`. The results are state_dicts, in the order of `works`.
+
+    All inputs must have the same shape but for the number of examples. `model` is a place to work in, and a network for
+    which `why_not` says nothing.
+    """
+    order = sorted(range(len(works)), key=lambda i: -local.steps(len(works[i].y)))
+    longest_first = [works[i] for i in order]
+    layer = first_linear(model, works[0].x)
+    inputs = 0 if layer is None else start[f"{layer}.weight"].shape[1]
+    if layer is not None and isinstance(model, nn.Sequential) and SPARES * max(len(w.y) for w in works) <= inputs:
+        stack: Stack = InSpan(model, layer, start, longest_first, local)
+    else:
+        stack = Stack(model, start, longest_first, local)
+    stack.train()
+    trained: list[dict[str, Tensor]] = [{}] * len(works)
+    for place, i in enumerate(order):
+        trained[i] = {name: tensor.detach().clone() for name, tensor in start.items()} | stack.weights(place)
+    return trained
