@@ -185,7 +185,7 @@ def test_a_mutant_that_breaks_a_test_is_killed(toy: Path) -> None:
 
 @pytest.mark.slow
 def test_a_mutant_that_never_ends_is_stopped(toy: Path) -> None:
-    done = run(toy, "--reach", "room", "--patience", "5")
+    done = run(toy, "--reach", "room", "--patience", "1.5")
     assert done.returncode == 0, done.stderr
     assert ("timed out", "tests/room/test_sums.py") in outcomes(toy, "count")
     assert ("killed", "tests/room/test_sums.py") in outcomes(toy, "count")
