@@ -6,6 +6,7 @@ from maecho.lab.studies.convergence import Convergence
 from maecho.lab.studies.directions import Directions
 from maecho.lab.studies.found import Question
 from maecho.lab.studies.generation import Generation
+from maecho.lab.studies.many_rounds import ManyRounds
 from maecho.lab.studies.neurons import Neurons
 from maecho.lab.studies.partitions import Partitions
 from maecho.lab.studies.penalty import Penalty
@@ -19,5 +20,6 @@ STUDIES: dict[str, type[Question]] = {
     "loss-surface": LossSurface,
     "directions": Directions,
     "convergence": Convergence,
+    "many-rounds": ManyRounds,
 }
 """The word that a config has for each study."""
