@@ -12,7 +12,7 @@ import typer
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from maecho._version import __version__
-from maecho.cli import lab_commands, merging_commands, page_commands, upload_commands
+from maecho.cli import lab_commands, merging_commands, page_commands, rounds_commands, upload_commands
 from maecho.errors import one_line
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -22,6 +22,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": merging_commands.evaluate_,
     "inspect": upload_commands.inspect,
     "methods": merging_commands.methods,
+    "rounds": rounds_commands.rounds,
     "reproduce": lab_commands.reproduce_,
     "report": page_commands.report,
 }

@@ -89,8 +89,13 @@ def options(method: str, texts: Iterable[str]) -> dict[str, Any]:
         known = defaults(METHODS[method])
         if name not in known:
             raise InputError(f"{method} has the options {', '.join(known)}, got {name!r}")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
+        found[name] = parsed(value)
     return found
+
+
+def parsed(text: str) -> Any:
+    """A value as JSON (60, 0.5, true, null) if it is JSON, else as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
