@@ -47,6 +47,7 @@ benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/qp.py
 	$(BIN)/python benchmarks/echo.py
+	$(BIN)/python benchmarks/rounds.py
 
 # torch first and alone, at its pin: the CPU build where one is at hand.
 $(VENV)/.installed: pyproject.toml constraints.txt
