@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,8 +46,10 @@ class ManyRounds:
     network: str = "mlp"
     clients: int = 100
     sampled: int = 10
-    classes: int | None = 2
-    """How many classes every client has. None: all examples of whole origins, such as writers."""
+    split: Literal["classes", "origins"] = "classes"
+    """Whether clients have a few classes each, or whole origins, such as writers."""
+    classes: int = 2
+    """How many classes every client has, if they are split by classes."""
     rounds: int = 50
     means: tuple[tuple[int, int], ...] = ((1, 5), (31, 50))
     """Over which rounds, both counted from 1, mean accuracies are told."""
@@ -60,7 +62,7 @@ class ManyRounds:
         if not self.methods:
             raise ValueError("methods must be at least one, got none")
         if any(not 1 <= first <= last <= self.rounds for first, last in self.means):
-            raise ValueError(f"means must be of rounds from 1 to {self.rounds}, got {[list(m) for m in self.means]}")
+            raise ValueError(f"means must be over rounds from 1 to {self.rounds}, got {[list(m) for m in self.means]}")
         if not 1 <= self.sampled <= self.clients:
             raise ValueError(f"sampled must be from 1 to the number of clients, {self.clients}, got {self.sampled}")
         if self.training.weight_decay or self.training.steps is not None:
@@ -89,12 +91,13 @@ class ManyRounds:
 
     def parts(self, dataset: Dataset, seed: int) -> list[np.ndarray]:
         """The examples of each client."""
-        what = {"data": self.data, "clients": self.clients, "classes": self.classes, "seed": seed}
+        how = self.classes if self.split == "classes" else "origins"
+        what = {"data": self.data, "clients": self.clients, "classes": how, "seed": seed}
         rng = np.random.default_rng(stream("rounds: partition", **what))
-        if self.classes is not None:
+        if self.split == "classes":
             return partition.by_classes(dataset.y_train.numpy(), self.clients, self.classes, rng)
         if dataset.groups_train is None:
-            raise InputError(f"classes: {dataset.name} must say where its examples come from, got none")
+            raise InputError(f"split: {dataset.name} must say where its examples come from, got none")
         return partition.by_groups(dataset.groups_train.numpy(), self.clients, rng)
 
     def __call__(self, task: Task) -> Found:
@@ -106,7 +109,10 @@ class ManyRounds:
         test = dataset.x_test.to(task.device), dataset.y_test.to(task.device)
         draw = stream("rounds: weights", network=self.network, seed=task.seed).generate_state(1)[0]
         model = networks.build(self.network, torch.Generator().manual_seed(int(draw))).to(task.device)
+        complete = self._first_with_all_classes(parts, dataset, task.seed)
         numbers: dict[str, float] = {}
+        if complete is not None:
+            numbers["first round by which every class has been drawn"] = complete
         curves: dict[str, list[list[float]]] = {}
         for place, name in enumerate(self.methods):
 
@@ -118,11 +124,8 @@ class ManyRounds:
             path = cache_folder() / "rounds" / f"{self._identity(dataset, name, task)}.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
             history = run(model, clients, test, path, on_round)
-            numbers |= self._numbers(name, history)
+            numbers |= self._numbers(name, history, complete)
             curves[name] = [[r.number, 100 * r.accuracy] for r in history.records]
-        seen = self._first_with_all_classes(parts, dataset, task.seed)
-        if seen is not None:
-            numbers["first round by which every class has been drawn"] = seen
         return Found(numbers, [Lines("Accuracy of the global model", "round", "per cent", curves)])
 
     def _identity(self, dataset: Dataset, name: str, task: Task) -> str:
@@ -130,12 +133,15 @@ class ManyRounds:
         settings = {**asdict(self), "methods": asdict(self.methods[name])}
         return digest(settings, task.seed, dataset.digest, Code.of(type(self), *self.rows).digest, task.device)
 
-    def _numbers(self, name: str, history: History) -> dict[str, float]:
+    def _numbers(self, name: str, history: History, complete: int | None) -> dict[str, float]:
         found: dict[str, float] = {}
         for first, last in self.means:
             within = history.accuracies[first - 1 : last]
             found[f"{name}: mean of rounds {first} to {last}"] = 100 * sum(within) / len(within)
             found[f"{name}: lowest of rounds {first} to {last}"] = 100 * min(within)
+        if complete is not None:
+            lowest = min(history.accuracies[complete - 1 :])
+            found[f"{name}: lowest from the round on by which every class has been drawn"] = 100 * lowest
         for level in LEVELS:
             rounds, sent = history.rounds_to(level / 100), history.bytes_to(level / 100)
             if rounds is not None and sent is not None:
