@@ -221,6 +221,27 @@ def test_the_whole_method_on_uploads_is_the_literal_loop_on_every_layer() -> Non
         torch.testing.assert_close(layer.matrix(merged)[0], one_shot.as_released(W, P, 25))
 
 
+def test_a_layer_of_which_nobody_saw_inputs_is_named_as_averaged() -> None:
+    """Not one of which a single client saw none, nor one with directions in which nobody saw any."""
+    plain = maecho.aggregate(clients(2, rank=None), "ma-echo").averaged
+
+    def zeroed(uploads: list[Upload], share: float, who: Sequence[int]) -> list[Upload]:
+        out = list(uploads)
+        for i in who:
+            projectors = dict(uploads[i].statistics["projector"])
+            found = projectors["0"]
+            keep = int(share * found.rank)
+            values = torch.cat([found.values[:, :keep], torch.zeros_like(found.values[:, keep:])], -1)
+            projectors["0"] = Spectrum(values, found.basis)
+            out[i] = replace(uploads[i], statistics={**uploads[i].statistics, "projector": projectors})
+        return out
+
+    given = clients(2, rank=None)
+    for share, who in ((0.5, (0, 1)), (0.0, (0,)), (0.0, (1,))):
+        assert maecho.aggregate(zeroed(given, share, who), "ma-echo").averaged == plain
+    assert set(maecho.aggregate(zeroed(given, 0.0, (0, 1)), "ma-echo").averaged) - set(plain) == {"0.weight", "0.bias"}
+
+
 def test_class_aware_head_averages_over_the_clients_that_have_the_class() -> None:
     draw = rng(9)
     labels = [torch.tensor([0, 0, 1, 1, 1]), torch.tensor([1, 1, 2, 2, 3]), torch.tensor([2, 2, 2, 2, 2])]

@@ -252,3 +252,5 @@ def test_a_first_batch_of_one_example_hides_no_mixing() -> None:
         relay(Mixing(), [(Mixing(), [x[:1], x[1:]])], privacy=Privacy(1.0, 1.0))
     with pytest.raises(InputError, match="with privacy a layer must run once"):
         relay(Twice(), [(Twice(), [x[:1], x[1:2]])], privacy=Privacy(1.0, 1.0))
+    with pytest.raises(InputError, match="every example must give a layer rows of its own"):
+        relay(Positions(), [(Positions(), [x[:1], x[1:2]])], privacy=Privacy(1.0, 1.0))

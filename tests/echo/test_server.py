@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -143,6 +144,15 @@ def counting(seed: int = 0) -> nn.Module:
     return random_network(
         lambda: nn.Sequential(Counting(12, 9), nn.ReLU(), Counting(9, 7), nn.ReLU(), Counting(7, 5)), seed
     )
+
+
+def test_the_recipe_says_how_long_it_took() -> None:
+    began = time.perf_counter()
+    server = RelayServer(counting(9))
+    client = RelayClient(counting(0), batches(0), "ann", progress=False)
+    while not server.done:
+        server.collect([client.answer(server.broadcast())])
+    assert 0 < server.result().recipe["seconds"] <= time.perf_counter() - began + 1e-3
 
 
 class TestWhenItIsDone:

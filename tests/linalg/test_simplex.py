@@ -177,6 +177,7 @@ def test_a_cap_above_one_is_no_cap_and_the_input_is_not_changed() -> None:
         (np.zeros(4), 1.0, r"square matrix with at least one row, got shape \[4\]"),
         (np.zeros((0, 0)), 1.0, r"square matrix with at least one row, got shape \[0, 0\]"),
         (np.array([[1.0, 0.5], [0.4, 1.0]]), 1.0, r"symmetric, got entries .* by up to 0\.1"),
+        (np.array([[1.0, 0.5], [0.500005, 1.0]]), 1.0, r"symmetric, got entries .* by up to 5e-06"),
         (np.array([[1.0, np.nan], [np.nan, np.inf]]), 1.0, "finite, got 3 entries that are NaN or infinite"),
         (np.array([[1.0, 0.0], [0.0, -0.1]]), 1.0, "positive semidefinite"),
         (np.array([[0.0, 1.0], [1.0, 0.0]]), 1.0, "positive semidefinite"),
