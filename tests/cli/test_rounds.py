@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from maecho import Merged
+from maecho.cli.app import main
 
 OWN = """
 import torch
@@ -51,19 +54,40 @@ def one_without():
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "maecho", "rounds", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+Run = Callable[..., "Done"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`maecho rounds` in this process, in a folder."""
+
+    def run(folder: Path, *arguments: str) -> Done:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["maecho", "rounds", *arguments])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        threads = torch.get_num_threads()
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        torch.set_num_threads(threads)
+        said = capsys.readouterr()
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run
 
 
 @pytest.mark.slow
-def test_by_default_it_compares_four_servers_on_the_digits(tmp_path: Path) -> None:
+def test_by_default_it_compares_four_servers_on_the_digits(tmp_path: Path, run: Run) -> None:
     began = time.monotonic()
     done = run(tmp_path, "--json")
     assert done.returncode == 0, done.stderr
@@ -86,7 +110,7 @@ def own(tmp_path: Path) -> Path:
 MINE = ("--model", "mine:model", "--data", "mine:clients", "--test", "mine:test", "--sampled", "3", "--rounds", "4")
 
 
-def test_on_a_users_own_clients(own: Path) -> None:
+def test_on_a_users_own_clients(own: Path, run: Run) -> None:
     done = run(own, *MINE, "--server", "fedprox:mu=0.2", "--out", "global.safetensors", "--learning-rate", "0.1")
     assert done.returncode == 0, done.stderr
     assert "fedprox:mu=0.2" in done.stdout
@@ -99,10 +123,10 @@ def test_on_a_users_own_clients(own: Path) -> None:
     assert "it must be a new file" in again.stderr
 
 
-def test_a_killed_run_goes_on(own: Path) -> None:
+def test_a_killed_run_goes_on(own: Path, run: Run) -> None:
     """Killed as soon as its checkpoint is there, it ends with the weights of a run that nobody disturbed."""
-    options = (*MINE[:-1], "40", "--server", "scaffold", "--checkpoints", "kept")
-    whole = run(own, *MINE[:-1], "40", "--server", "scaffold", "--out", "whole.safetensors")
+    options = (*MINE[:-1], "20", "--server", "scaffold", "--checkpoints", "kept")
+    whole = run(own, *MINE[:-1], "20", "--server", "scaffold", "--out", "whole.safetensors")
     assert whole.returncode == 0, whole.stderr
     command = [sys.executable, "-m", "maecho", "rounds", *options]
     process = subprocess.Popen(command, cwd=own, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
@@ -141,7 +165,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_ends_in_one_sentence(case: str, own: Path) -> None:
+def test_a_mistake_ends_in_one_sentence(case: str, own: Path, run: Run) -> None:
     arguments, part = MISTAKES[case]
     before = {path: path.read_bytes() for path in own.iterdir() if path.is_file()}
     done = run(own, *arguments)
@@ -152,7 +176,7 @@ def test_a_mistake_ends_in_one_sentence(case: str, own: Path) -> None:
     assert {path: path.read_bytes() for path in own.iterdir() if path.is_file()} == before
 
 
-def test_a_checkpoint_of_other_settings_is_kept(own: Path) -> None:
+def test_a_checkpoint_of_other_settings_is_kept(own: Path, run: Run) -> None:
     assert run(own, *MINE, "--server", "fedavg", "--checkpoints", "kept").returncode == 0
     before = (own / "kept" / "fedavg.safetensors").read_bytes()
     done = run(own, *MINE, "--server", "fedavg", "--checkpoints", "kept", "--seed", "1")
@@ -161,12 +185,12 @@ def test_a_checkpoint_of_other_settings_is_kept(own: Path) -> None:
     assert (own / "kept" / "fedavg.safetensors").read_bytes() == before
 
 
-def facts(done: subprocess.CompletedProcess[str]) -> Any:
+def facts(done: Done) -> Any:
     assert done.returncode == 0, done.stderr
     return {name: one["accuracy"] for name, one in json.loads(done.stdout).items()}
 
 
-def test_a_longer_run_goes_on_from_a_shorter_one(own: Path) -> None:
+def test_a_longer_run_goes_on_from_a_shorter_one(own: Path, run: Run) -> None:
     options = ("--server", "regmean", "--json")
     short = facts(run(own, *MINE, *options, "--checkpoints", "kept"))
     longer = facts(run(own, *MINE[:-1], "6", *options, "--checkpoints", "kept"))
