@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho import InputError
-from maecho.rounds import LOSSES, PEERS, History, Local, Merging, Relaying, RoundRecord, Rounds
+from maecho.rounds import LOSSES, PEERS, DivergedError, History, Local, Merging, Relaying, RoundRecord, Rounds, engine
 from support.clients import rng
 from support.federations import Clients, clouds, network
 
@@ -149,6 +149,46 @@ def test_a_client_that_fails_is_left_out_and_named(side: bool, clients: Clients,
     assert record.left_out[2] == "one example is not enough"
     with pytest.raises(InputError, match=r"round 1: at least one client must return a model, got none \(client 0: NaN"):
         replace(run, sampled=4)(Fussy(*network()), clients[:4], test_data)
+
+
+def test_a_run_that_diverges_says_so_and_keeps_what_was_before(
+    clients: Clients, test_data: Data, tmp_path: Path
+) -> None:
+    """From the third round on weights overflow. The checkpoint is of the round before."""
+
+    class Explosive(type(PEERS["fedavg"])):  # type: ignore[misc]
+        def __call__(self, round_: Any, state: Any) -> Any:
+            outcome = super().__call__(round_, state)
+            grown = {name: 1e30 * t for name, t in outcome.weights.items()}
+            return outcome if round_.number < 3 else replace(outcome, weights=grown)
+
+    path = tmp_path / "run.safetensors"
+    run = replace(RUN, server=Explosive())
+    with pytest.raises(DivergedError, match=r"round 3: the merged model must give finite outputs") as caught:
+        run(network(), clients, test_data, checkpoint=path)
+    assert [record.number for record in caught.value.history.records] == [1, 2]
+    again = replace(run, rounds=2)(network(), clients, test_data, checkpoint=path)
+    assert equal(again.weights, caught.value.history.weights)
+
+
+def test_every_round_is_told(clients: Clients, test_data: Data) -> None:
+    told: list[RoundRecord] = []
+    history = RUN(network(), clients, test_data, on_round=told.append)
+    assert tuple(told) == history.records
+
+
+def test_clients_are_trained_side_by_side_where_that_can_be(
+    clients: Clients, test_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone(*given: Any) -> Any:
+        raise AssertionError("one by one")
+
+    monkeypatch.setattr(engine, "train_one", alone)
+    RUN(network(), clients, test_data)
+    with pytest.raises(AssertionError, match="one by one"):
+        replace(RUN, side_by_side=False)(network(), clients, test_data)
+    with pytest.raises(AssertionError, match="one by one"):
+        RUN(nn.Sequential(nn.Dropout(0.1), *network()), clients, test_data)
 
 
 def test_a_round_counts_those_that_are_left(clients: Clients, test_data: Data) -> None:

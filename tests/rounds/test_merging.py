@@ -122,6 +122,10 @@ def test_on_a_frozen_network_every_client_counts_once_in_any_order(seed: int) ->
     assert torch.equal(history.weights["0.weight"], model[0].weight)
 
 
+def test_once_may_be_said_with_kept_in_full() -> None:
+    assert Merging("afl", once=True, kept=1.0).kept == 1.0
+
+
 def test_a_round_in_which_all_have_been_counted_changes_nothing() -> None:
     clients = [clouds(25, (0, 1, 2, 3), i) for i in range(2)]
     model = frozen()

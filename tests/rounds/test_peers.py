@@ -76,6 +76,13 @@ def test_where_nothing_moves_all_stay(make_round: Make) -> None:
         assert gap(server(still, {}).weights, round_.weights) < 1e-7
 
 
+def test_what_a_client_uploads(make_round: Make) -> None:
+    round_ = make_round()
+    size = sum(t.nbytes for t in round_.weights.values())
+    for name, server in PEERS.items():
+        assert server(round_, {}).bytes == (2 * size if name == "scaffold" else size), name
+
+
 def test_fedprox_pulls() -> None:
     assert Proximal(0.3).correction({}, {}, 4).pull == 0.3
     assert PEERS["fedprox"] == Proximal(0.1)
@@ -189,6 +196,7 @@ def test_fednova_finds_the_optimum_that_fedavg_misses() -> None:
         (lambda: Momentum(1.0), "beta must be at least 0 and below 1, got 1.0"),
         (lambda: Adaptive("sgd"), "kind must be one of adam, yogi, got 'sgd'"),  # type: ignore[arg-type]
         (lambda: Adaptive(tau=0), "tau must be positive and finite, got 0"),
+        (lambda: Adaptive(step=0), "step must be positive and finite, got 0"),
     ],
 )
 def test_bad_settings(make: Callable[[], object], part: str) -> None:

@@ -62,7 +62,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "branching": (Branching, (20,)),
     "one module used twice": (reused, (20,)),
 }  # fmt: skip
-SIZES = {"whole batches": (5, 6, 4, 2), "many batches": (5, 19, 12, 8)}
+SIZES = {"whole batches": (5, 6, 4, 2), "many batches": (5, 19, 12, 8), "batches of one": (17, 9, 1)}
 
 
 def made(name: str) -> tuple[nn.Module, dict[str, Tensor], tuple[int, ...]]:

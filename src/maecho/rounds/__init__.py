@@ -1,7 +1,7 @@
 """Many rounds in one process: local training, a server that merges, and a record of every round."""
 
 from maecho.rounds.engine import Rounds
-from maecho.rounds.history import History, RoundRecord
+from maecho.rounds.history import DivergedError, History, RoundRecord
 from maecho.rounds.local import Correction, Local
 from maecho.rounds.losses import LOSSES
 from maecho.rounds.merging import Merging, Relaying
@@ -12,6 +12,7 @@ __all__ = [
     "LOSSES",
     "PEERS",
     "Correction",
+    "DivergedError",
     "History",
     "Local",
     "Merging",

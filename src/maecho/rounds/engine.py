@@ -23,7 +23,7 @@ from maecho.evaluation import evaluate
 from maecho.options import number
 from maecho.randomness import seed_of
 from maecho.rounds.checkpoint import read_checkpoint, write_checkpoint
-from maecho.rounds.history import History, RoundRecord
+from maecho.rounds.history import DivergedError, History, RoundRecord
 from maecho.rounds.local import Local
 from maecho.rounds.one_by_one import train_one
 from maecho.rounds.peers import Average
@@ -73,6 +73,8 @@ class Rounds:
             checkpoint: a file that is written after every round. If it exists, the run goes on from it. It must be of
                 the same settings, network and clients.
             on_round: called after every round.
+
+        Raises DivergedError, which has the rounds before, if no client returns a model or the merged one is not finite.
         """
         _check(clients, test, self.sampled)
         network = copy.deepcopy(model)
@@ -85,7 +87,10 @@ class Rounds:
             records = records[: self.rounds]
         trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         for number_ in range(len(records) + 1, self.rounds + 1):
-            weights, state, record = self._round(number_, network, weights, state, clients, test, trained)
+            try:
+                weights, state, record = self._round(number_, network, weights, state, clients, test, trained)
+            except FloatingPointError as error:
+                raise DivergedError(f"round {number_}: {error}", History(weights, tuple(records))) from error
             records.append(record)
             if path is not None:
                 write_checkpoint(path, identity, weights, state, records)
@@ -109,7 +114,7 @@ class Rounds:
         training = time.perf_counter() - began
         if not returned:
             said = "; ".join(f"client {client}: {why}" for client, why in left_out.items())
-            raise InputError(f"round {number_}: at least one client must return a model, got none ({said})")
+            raise FloatingPointError(f"at least one client must return a model, got none ({said})")
         began = time.perf_counter()
         round_ = Round(number_, weights, returned, self.local or Local(), len(clients), trained, network)
         try:
@@ -119,9 +124,16 @@ class Rounds:
         merging = time.perf_counter() - began
         odd = next((name for name, t in outcome.weights.items() if not t.isfinite().all()), None)
         if odd is not None:
-            raise InputError(f"round {number_}: the merged model must be finite, got NaN or infinity in {odd!r}")
+            raise FloatingPointError(f"the merged model must be finite, got NaN or infinity in {odd!r}")
         began = time.perf_counter()
-        measured = evaluate(round_.loaded(outcome.weights), zip(test[0].split(1000), test[1].split(1000), strict=True))
+        model = round_.loaded(outcome.weights)
+        try:
+            measured = evaluate(model, zip(test[0].split(1000), test[1].split(1000), strict=True))
+        except InputError:
+            with torch.no_grad():
+                if all(model(x).isfinite().all() for x in test[0].split(1000)):
+                    raise
+            raise FloatingPointError("the merged model must give finite outputs, got NaN or infinity") from None
         norms = {n: float(t.double().norm()) for n, t in outcome.weights.items() if n in trained and t.dim() > 1}
         record = RoundRecord(
             number_, tuple(sample), left_out, measured.accuracy, outcome.bytes, training, merging,

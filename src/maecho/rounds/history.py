@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from maecho.errors import InputError
+
 
 @dataclass(frozen=True)
 class RoundRecord:
@@ -60,3 +62,11 @@ class History:
         """What a client that takes part in every round has uploaded by then."""
         last = self.rounds_to(accuracy)
         return None if last is None else sum(record.bytes for record in self.records[:last])
+
+
+class DivergedError(InputError):
+    """Training or merging ended in NaN or infinity. `history` has the rounds before."""
+
+    def __init__(self, message: str, history: History) -> None:
+        super().__init__(message)
+        self.history = history

@@ -19,7 +19,7 @@ from maecho.lab.harness.code import Code
 from maecho.lab.harness.streams import stream
 from maecho.lab.studies.found import Found, Task
 from maecho.lab.training import LocalTraining
-from maecho.rounds import LOSSES, History, Local, RoundRecord, Rounds
+from maecho.rounds import LOSSES, DivergedError, History, Local, RoundRecord, Rounds
 from maecho.rounds.choices import find_server
 from maecho.rounds.engine import Client
 
@@ -123,7 +123,11 @@ class ManyRounds:
             run = self.run(name, task.seed)
             path = cache_folder() / "rounds" / f"{self._identity(dataset, name, task)}.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
-            history = run(model, clients, test, path, on_round)
+            try:
+                history = run(model, clients, test, path, on_round)
+            except DivergedError as error:
+                history = error.history
+                numbers[f"{name}: round in which training diverges"] = len(history.records) + 1
             numbers |= self._numbers(name, history, complete)
             curves[name] = [[r.number, 100 * r.accuracy] for r in history.records]
         return Found(numbers, [Lines("Accuracy of the global model", "round", "per cent", curves)])
@@ -136,10 +140,12 @@ class ManyRounds:
     def _numbers(self, name: str, history: History, complete: int | None) -> dict[str, float]:
         found: dict[str, float] = {}
         for first, last in self.means:
+            if last > len(history.records):  # it has diverged
+                continue
             within = history.accuracies[first - 1 : last]
             found[f"{name}: mean of rounds {first} to {last}"] = 100 * sum(within) / len(within)
             found[f"{name}: lowest of rounds {first} to {last}"] = 100 * min(within)
-        if complete is not None:
+        if complete is not None and len(history.records) == self.rounds:
             lowest = min(history.accuracies[complete - 1 :])
             found[f"{name}: lowest from the round on by which every class has been drawn"] = 100 * lowest
         for level in LEVELS:
@@ -148,7 +154,8 @@ class ManyRounds:
                 found[f"{name}: rounds to {level} per cent"] = rounds
                 found[f"{name}: MB that a client in every round uploads until then, {level} per cent"] = sent / 1e6
         seconds = [record.training + record.merging for record in history.records]
-        found[f"{name}: seconds of a round, without the test"] = sum(seconds) / len(seconds)
+        if seconds:
+            found[f"{name}: seconds of a round, without the test"] = sum(seconds) / len(seconds)
         return found
 
     def _first_with_all_classes(self, parts: list[torch.Tensor], dataset: Dataset, seed: int) -> int | None:
