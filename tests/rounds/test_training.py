@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from maecho.rounds import LOSSES, Correction, Local
 from maecho.rounds import side_by_side as module
 from maecho.rounds.one_by_one import train_one
-from maecho.rounds.side_by_side import train_together, why_not
+from maecho.rounds.side_by_side import train_together, why_not, worth_it
 from maecho.rounds.span import InSpan, first_linear
 from maecho.rounds.stack import Stack, Work
 from support.clients import rng
@@ -128,6 +128,19 @@ def test_the_first_layer_stays_in_the_span_where_that_is_cheaper(monkeypatch: py
     for sizes in ((5, 6), (5, 19)):
         train_together(model, start, works(start, shape, sizes, False), Local(epochs=1))
     assert used == [InSpan, Stack]
+
+
+def test_where_training_together_is_worth_it() -> None:
+    """A small network always; a large one if its first layer can stay in the span of the examples."""
+
+    def wide(*shape: int) -> list[Work]:
+        return [Work(torch.zeros(n, *shape), torch.zeros(n, dtype=torch.int64), Correction(), 0) for n in (40, 60)]
+
+    large = nn.Sequential(nn.Linear(700, 1000), nn.ReLU(), nn.Linear(1000, 4))
+    assert worth_it(large, wide(700))
+    assert not worth_it(large, [*wide(700), Work(torch.zeros(500, 700), torch.zeros(500).long(), Correction(), 0)])
+    assert not worth_it(nn.Sequential(nn.ReLU(), *large), wide(700))
+    assert worth_it(nn.Sequential(nn.ReLU(), nn.Linear(700, 4)), wide(700))
 
 
 def test_which_layer_reads_the_inputs() -> None:

@@ -28,12 +28,12 @@ from maecho.rounds.local import Local
 from maecho.rounds.one_by_one import train_one
 from maecho.rounds.peers import Average
 from maecho.rounds.servers import Returned, Round, Server, State, Weights
-from maecho.rounds.side_by_side import train_together, why_not
+from maecho.rounds.side_by_side import train_together, why_not, worth_it
 from maecho.rounds.stack import Work
 
 Client = tuple[Tensor, Tensor]
 """A client's inputs and labels."""
-TOGETHER = 20
+TOGETHER = 10
 """The most clients that are trained at once: their weights and inputs are in memory together."""
 
 
@@ -49,7 +49,8 @@ class Rounds:
     """Local training; None: nobody trains, and only statistics are gathered."""
     seed: int = 0
     side_by_side: bool = True
-    """Train the clients of a round at once where the network allows it. It changes results by rounding alone."""
+    """Train the clients of a round at once where the network allows it and it is faster. It changes results by rounding
+    alone."""
 
     def __post_init__(self) -> None:
         number("rounds", self.rounds, "a whole number, at least 1", 1, whole=True)
@@ -170,6 +171,8 @@ class Rounds:
         left_out: dict[int, str] = {}
         if self.side_by_side and not why_not(network):
             for group in _alike(works):
+                if not worth_it(network, [works[i] for i in group]):
+                    continue
                 try:
                     together = train_together(network, weights, [works[i] for i in group], local)
                     found |= dict(zip(group, together, strict=True))

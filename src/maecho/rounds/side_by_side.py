@@ -16,6 +16,9 @@ MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Alp
 SPARES = 3
 """So many times fewer examples than inputs make the span of the examples cheaper than the weights themselves."""
 
+IN_CACHE = 1_000_000
+"""So many numbers, the weights of all clients together, stay in the cache of a CPU beside gradients and momentum."""
+
 
 def why_not(model: nn.Module) -> str:
     """Why a network cannot be trained side by side; empty if nothing speaks against it."""
@@ -31,6 +34,23 @@ def why_not(model: nn.Module) -> str:
     return ""
 
 
+def worth_it(model: nn.Module, works: Sequence[Work]) -> bool:
+    """Whether training together is likely faster: always on a GPU; on a CPU if there is less to compute, or if all
+    weights stay in its cache. Measured by benchmarks/rounds.py."""
+    weights = sum(p.numel() for p in model.parameters())
+    small = weights * len(works) <= IN_CACHE
+    return works[0].x.device.type != "cpu" or small or _in_span(model, works) is not None
+
+
+def _in_span(model: nn.Module, works: Sequence[Work]) -> str | None:
+    """The first layer, if its weights are better kept in the span of the clients' examples."""
+    layer = first_linear(model, works[0].x)
+    if layer is None:
+        return None
+    inputs = int(model.get_submodule(layer).weight.shape[1])  # type: ignore[index]
+    return layer if SPARES * max(len(w.y) for w in works) <= inputs else None
+
+
 def train_together(
     model: nn.Module, start: Mapping[str, Tensor], works: Sequence[Work], local: Local
 ) -> list[dict[str, Tensor]]:
@@ -41,9 +61,8 @@ def train_together(
     """
     order = sorted(range(len(works)), key=lambda i: -local.steps(len(works[i].y)))
     longest_first = [works[i] for i in order]
-    layer = first_linear(model, works[0].x)
-    inputs = 0 if layer is None else start[f"{layer}.weight"].shape[1]
-    if layer is not None and isinstance(model, nn.Sequential) and SPARES * max(len(w.y) for w in works) <= inputs:
+    layer = _in_span(model, works)
+    if layer is not None and isinstance(model, nn.Sequential):
         stack: Stack = InSpan(model, layer, start, longest_first, local)
     else:
         stack = Stack(model, start, longest_first, local)
