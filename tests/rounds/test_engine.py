@@ -94,6 +94,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(name: str, clients: Clients, test_dat
     assert equal(again.weights, whole.weights)
 
 
+def test_a_checkpoint_of_more_rounds_is_refused(clients: Clients, test_data: Data, tmp_path: Path) -> None:
+    """Its weights are those of a later round."""
+    path = tmp_path / "run.safetensors"
+    RUN(network(), clients, test_data, checkpoint=path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="at most the 3 rounds that are asked for, got one of 4"):
+        replace(RUN, rounds=3)(network(), clients, test_data, checkpoint=path)
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("change", ["seed", "local", "server", "network", "data", "test"])
 def test_a_checkpoint_of_another_run_is_refused(change: str, clients: Clients, test_data: Data, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
@@ -189,6 +199,16 @@ def test_clients_are_trained_side_by_side_where_that_can_be(
         replace(RUN, side_by_side=False)(network(), clients, test_data)
     with pytest.raises(AssertionError, match="one by one"):
         RUN(nn.Sequential(nn.Dropout(0.1), *network()), clients, test_data)
+
+
+def test_a_network_whose_outputs_are_no_scores_says_so(clients: Clients, test_data: Data) -> None:
+    class Pair(nn.Sequential):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x
+
+    for side in (True, False):
+        with pytest.raises(DivergedError, match=r"got none \(client \d: .*tuple"):
+            replace(RUN, side_by_side=side)(Pair(*network()), clients, test_data)
 
 
 def test_a_round_counts_those_that_are_left(clients: Clients, test_data: Data) -> None:

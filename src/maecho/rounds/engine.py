@@ -85,7 +85,11 @@ class Rounds:
         records: list[RoundRecord] = []
         if path is not None and path.exists():
             weights, state, records = read_checkpoint(path, identity)
-            records = records[: self.rounds]
+            if len(records) > self.rounds:
+                raise InputError(
+                    f"{path} must be a checkpoint of at most the {self.rounds} rounds that are asked for, got one of "
+                    f"{len(records)}"
+                )
         trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         for number_ in range(len(records) + 1, self.rounds + 1):
             try:
@@ -176,14 +180,14 @@ class Rounds:
                 try:
                     together = train_together(network, weights, [works[i] for i in group], local)
                     found |= dict(zip(group, together, strict=True))
-                except (RuntimeError, ValueError, TypeError, IndexError):
+                except Exception:
                     continue  # one of them fails, or torch.func cannot batch this network: they are trained one by one
         for i in sample:
             try:
                 if i not in found:
                     work = works[i]
                     found[i] = train_one(network, weights, work.x, work.y, local, work.correction, work.seed)
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            except Exception as error:  # whatever a user's network raises
                 left_out[i] = " ".join(str(error).split()) or type(error).__name__
                 continue
             odd = next((name for name, t in found[i].items() if not t.isfinite().all()), None)

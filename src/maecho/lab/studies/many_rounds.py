@@ -134,7 +134,7 @@ class ManyRounds:
 
     def _identity(self, dataset: Dataset, name: str, task: Task) -> str:
         """Of the cache: a run that was stopped goes on, as long as code and settings are the same."""
-        settings = {**asdict(self), "methods": asdict(self.methods[name])}
+        settings = {**asdict(self), "methods": asdict(self.methods[name])}  # rounds too: fewer rounds are another run
         return digest(settings, task.seed, dataset.digest, Code.of(type(self), *self.rows).digest, task.device)
 
     def _numbers(self, name: str, history: History, complete: int | None) -> dict[str, float]:
