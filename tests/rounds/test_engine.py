@@ -195,9 +195,9 @@ def test_clients_are_trained_side_by_side_where_that_can_be(
 
     monkeypatch.setattr(engine, "train_one", alone)
     RUN(network(), clients, test_data)
-    with pytest.raises(AssertionError, match="one by one"):
+    with pytest.raises(DivergedError, match="one by one"):
         replace(RUN, side_by_side=False)(network(), clients, test_data)
-    with pytest.raises(AssertionError, match="one by one"):
+    with pytest.raises(DivergedError, match="one by one"):
         RUN(nn.Sequential(nn.Dropout(0.1), *network()), clients, test_data)
 
 
