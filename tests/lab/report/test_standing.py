@@ -52,6 +52,26 @@ def test_cells_are_counted(
     assert above(table, experiment) == Share(better, 3)
 
 
+def test_from_one_upload_neither_relay_nor_dense_counts(experiment: Experiment) -> None:
+    full = Experiment.load("table-1")
+    columns = ("ma-echo", "echo-relay", "dense", "echo-chain")
+    other = replace(experiment, methods={c: full.methods[c] for c in columns})
+
+    def counted(**said: float) -> tuple[Share, Share]:
+        runs = [
+            records.run(
+                cell, 0, {n: records.record(o, said.get(n.replace("-", "_"), 0)) for n, o in other.methods.items()}
+            )
+            for cell in other.cells
+        ]
+        table = summarise(other, {"format": 2, "runs": runs, "code": {}})
+        return above(table, other), above(table, other, one_upload=True)
+
+    assert counted(echo_relay=99) == (Share(3, 3), Share(0, 3))
+    assert counted(dense=99) == (Share(3, 3), Share(0, 3))
+    assert counted(echo_chain=99) == (Share(3, 3), Share(3, 3))
+
+
 def test_a_cell_that_is_far_is_named(experiment: Experiment) -> None:
     (one,) = far(summarise(experiment, measured(experiment, (74.32, 68.25, 99.0), (0, 0, 0))), experiment)
     assert (one.cell["beta"], one.column, one.ours, one.paper) == (0.1, "ma-echo", 68.25, 74.26)
