@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from maecho import InputError
-from maecho.lab import charts, data
+from maecho.lab import charts, data, networks
 from maecho.lab.studies import many_rounds
 from maecho.lab.studies.found import Found, Task
 from maecho.lab.studies.many_rounds import ManyRounds, Method
@@ -87,6 +88,24 @@ def test_curves_and_numbers_are_of_the_same_run(found: Found) -> None:
             first = next((k for k, height in points if height >= level), None)
             assert found.numbers.get(f"{name}: rounds to {level} per cent") == first
     assert series["regmean"][-1][1] > series["fedavg"][-1][1]
+
+
+def test_accuracies_are_those_on_the_test_images(tmp_path: Path) -> None:
+    """After one round of FedAvg in which all clients take part, measured here, on the test images and on the others."""
+    digits = data.digits()
+    study = replace(STUDY, rounds=1, sampled=10, means=((1, 1),), methods={"fedavg": Method(server="fedavg")})
+    found = study(Task(0, digits))
+    (path,) = (tmp_path / "rounds").glob("*.safetensors")
+    weights = {name.removeprefix("model/"): t for name, t in load_file(path).items() if name.startswith("model/")}
+    model = networks.build("digits-mlp", torch.Generator())
+    model.load_state_dict(weights)
+    on_test, on_training = (
+        100 * float((model(x).argmax(1) == y).float().mean())
+        for x, y in ((digits.x_test, digits.y_test), (digits.x_train, digits.y_train))
+    )
+    assert abs(on_test - on_training) > 0.1, "data that can be told apart"
+    ((_, height),) = lines(found)["fedavg"]
+    assert height == pytest.approx(on_test, abs=1e-3)
 
 
 def test_when_every_class_has_been_drawn(found: Found) -> None:
