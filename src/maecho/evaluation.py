@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from maecho.aggregation.average import HOLDS
 from maecho.errors import InputError
+from maecho.linalg.finite import is_finite
 from maecho.network.forward import check_labels, forward
 
 
@@ -49,7 +50,7 @@ def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = N
             )
         labels, classes = step.labels.cpu(), step.output.shape[1]
         check_labels(labels, classes, "evaluation")
-        if not step.output.isfinite().all():
+        if not is_finite(step.output):
             raise InputError("evaluation: the model's outputs must be finite, got NaN or infinity")
         right = labels[step.output.argmax(1).cpu() == labels].bincount(minlength=classes)
         if not len(examples):

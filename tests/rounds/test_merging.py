@@ -14,7 +14,7 @@ from maecho import InputError, aggregate, make_upload, relay
 from maecho.aggregation import RegMean
 from maecho.aggregation.fisher import Fisher
 from maecho.echo.fit import Regression
-from maecho.rounds import Merging, Relaying, Round, Rounds
+from maecho.rounds import Merging, Paced, Relaying, Round, Rounds
 from maecho.rounds.choices import SERVERS, find_server
 from maecho.rounds.peers import Adaptive, Proximal
 from maecho.rounds.servers import Returned
@@ -160,7 +160,9 @@ def test_the_relay_keeps_sums_of_its_stages(make_round: Make) -> None:
 def test_servers_by_name() -> None:
     assert find_server("fedprox", {"mu": 0.3}) == Proximal(0.3)
     assert find_server("fedyogi", {"tau": 0.1}) == Adaptive("yogi", tau=0.1)
-    assert find_server("echo-relay", {"kept": 0.5, "ridge": 0.01}) == Relaying(Regression(ridge=0.01), 0.5)
+    assert find_server("echo-relay", {"pace": 0.5, "ridge": 0.01}) == Paced(Relaying(Regression(ridge=0.01), 0.9), 0.5)
+    assert find_server("echo-relay") == Paced(Relaying(kept=0.9), 0.3)
+    assert find_server("echo-relay", {"kept": 0.5, "pace": 1}) == Relaying(kept=0.5)
     assert find_server("regmean", {"kept": 0.7}) == Merging("regmean", kept=0.7)
     assert find_server("regmean", {"ridge": 0.1, "kept": 0.7}) == Merging(RegMean(ridge=0.1), kept=0.7)
     assert find_server("afl", {"once": True}) == Merging("afl", once=True)
@@ -172,8 +174,8 @@ def test_servers_by_name() -> None:
     ("name", "options", "part"),
     [
         ("average", {}, "server must be one of fedavg, fedprox, .* got 'average'"),
-        ("scaffold", {"mu": 1}, "scaffold has the options step, got 'mu'"),
-        ("echo-relay", {"mu": 1}, "echo-relay has the options ridge, .*kept, got 'mu'"),
+        ("scaffold", {"mu": 1}, "scaffold has the options step, pace, got 'mu'"),
+        ("echo-relay", {"mu": 1}, "echo-relay has the options ridge, .*kept, pace, got 'mu'"),
         ("echo-relay", {"kept": 1.0}, "kept must be at least 0 and below 1, got 1.0"),
         ("regmean", {"rigde": 1}, "regmean has the options ridge, shrink, got 'rigde'"),
         ("regmean", {"kept": 2}, "kept must be from 0 to 1, got 2"),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from maecho.rounds import PEERS, Local, Round, Rounds
 from maecho.rounds.peers import Adaptive, Average, Dynamic, Momentum, Normalised, Proximal, Scaffold
+from maecho.rounds.training.losses import Step
 
 Make = Callable[..., Round]
 
@@ -154,9 +155,9 @@ class Quadratic:
     centres: tuple[float, ...]
     needs_teacher: ClassVar[bool] = False
 
-    def __call__(self, logits: Tensor, labels: Tensor, own: Tensor, teacher: Tensor | None) -> Tensor:
-        k, centre = (torch.tensor(values)[labels] for values in (self.curvatures, self.centres))
-        return 0.5 * k * (logits[..., 0] - centre) ** 2
+    def __call__(self, step: Step) -> Tensor:
+        k, centre = (torch.tensor(values)[step.labels] for values in (self.curvatures, self.centres))
+        return 0.5 * k * (step.logits[..., 0] - centre) ** 2
 
 
 def end(server: Any, sizes: tuple[int, ...], loss: Quadratic, epochs: int, rate: float = 0.1) -> float:

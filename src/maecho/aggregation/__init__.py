@@ -22,6 +22,7 @@ from maecho.aggregation.method import Guide, Method
 from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.aggregation.regmean import RegMean
 from maecho.errors import InputError
+from maecho.linalg.finite import is_finite
 from maecho.upload.cohort import Cohort, Source
 from maecho.upload.merged import Merged, make_recipe
 
@@ -128,7 +129,7 @@ def aggregate(
     cohort = Cohort(uploads, chosen.needs, name, None if hasattr(chosen, "device") else device, uses)
     began = time.perf_counter()
     merged = chosen(cohort)
-    lost = [key for key, tensor in merged.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    lost = [key for key, tensor in merged.items() if not is_finite(tensor)]
     if lost:
         raise InputError(
             f"{name} must end in finite weights, got NaN or infinity in {lost[0]!r}; its steps diverged, or a sum was "

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from maecho import devices
 from maecho.errors import InputError, UploadError
+from maecho.linalg.finite import is_finite
 from maecho.network import kinds
 from maecho.network.attention import copied, slow_path
 from maecho.network.forward import forward
@@ -99,7 +100,7 @@ class Responses:
                     f"space {space.name!r} must hold the outputs of a layer that the network calls as a module, so "
                     "that the activations of its neurons can be compared, got none; use metric='weights'"
                 )
-            if not total.isfinite().all():
+            if not is_finite(total):
                 raise UploadError(
                     f"{upload.client}: activations in the space {space.name!r} must be finite to be compared, got NaN "
                     "or infinity; use metric='weights'"

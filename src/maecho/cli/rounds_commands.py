@@ -18,12 +18,12 @@ from maecho.cli.options import Force, Json
 from maecho.errors import InputError
 from maecho.formatting import size
 from maecho.progress import stderr
-from maecho.rounds import LOSSES, History, Local, RoundRecord, Rounds
+from maecho.rounds import LOSSES, History, Local, RoundRecord, Rounds, Sphere
 from maecho.rounds.choices import SERVERS, find_server
 from maecho.rounds.engine import Client
 from maecho.upload.merged import Merged, make_recipe
 
-DEFAULTS = ("fedavg", "ma-echo", "regmean", "echo-relay:kept=0.7")
+DEFAULTS = ("fedavg", "ma-echo", "regmean", "echo-relay")
 LEVELS = (0.8, 0.9)
 
 
@@ -31,7 +31,7 @@ def rounds(
     server: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"A server, with options after a colon (echo-relay:kept=0.7). May be given again. One of "
+            help=f"A server, with options after a colon (echo-relay:pace=0.5). May be given again. One of "
             f"{', '.join(SERVERS)}."
         ),
     ] = None,
@@ -39,8 +39,18 @@ def rounds(
     sampled: Annotated[int, typer.Option(help="Clients in a round.")] = 8,
     clients: Annotated[int, typer.Option(help="Clients that share the embedded digits.")] = 40,
     classes: Annotated[int, typer.Option(help="Classes of each client of the embedded digits.")] = 2,
-    loss: Annotated[str, typer.Option(help=f"Loss of local training: {', '.join(LOSSES)}.")] = "own-classes",
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Loss of local training: {', '.join(LOSSES)}. By default own-classes; cross-entropy if "
+            "clients have one class each."
+        ),
+    ] = None,
     clip: Annotated[float, typer.Option(help="Largest norm of a local gradient; 0: any.")] = 1.0,
+    fixed_head: Annotated[
+        bool,
+        typer.Option(help="Keep the last layer fixed while clients train; solve for it after every round."),
+    ] = False,
     epochs: Annotated[int, typer.Option(help="Local epochs.")] = 10,
     learning_rate: Annotated[float, typer.Option(help="Of local SGD.")] = 0.05,
     batch_size: Annotated[int, typer.Option(help="Of local SGD.")] = 16,
@@ -63,7 +73,7 @@ def rounds(
 ) -> None:
     """Run many rounds of training and merging in one process, and compare servers. By default on scikit-learn's digits.
 
-    Example: `maecho rounds --server fedavg --server echo-relay:kept=0.7 --rounds 20`
+    Example: `maecho rounds --server fedavg --server echo-relay:pace=0.5 --rounds 20`
     """
     chosen = {name: _server(name) for name in server or DEFAULTS}
     given = {"--model": model, "--data": data, "--test": test}
@@ -74,15 +84,18 @@ def rounds(
         values.check_out(out, force, factories.sources(model, data, test))
         if len(chosen) != 1:
             raise InputError(f"--out must come with a single --server, got {len(chosen)}")
-    if loss not in LOSSES:
+    if loss is not None and loss not in LOSSES:
         raise InputError(f"--loss must be one of {', '.join(LOSSES)}, got {loss!r}")
     if checkpoints is not None and checkpoints.exists() and not checkpoints.is_dir():
         raise InputError(f"--checkpoints must be a folder, got a file at {checkpoints}")
     if model is None:
         torch.set_num_threads(1)  # networks of this size gain nothing from threads
-    local = Local(epochs, learning_rate, 0.5, batch_size, clip or None, LOSSES[loss])
-    runs = {name: Rounds(count, sampled, one, local, seed) for name, one in chosen.items()}
     network, parts, measured = _own(model, data, test) if model and data and test else _digits(clients, classes, seed)
+    if loss is None:
+        loss = "cross-entropy" if all(len(y.unique()) == 1 for _, y in parts) else "own-classes"
+    sphere = Sphere() if fixed_head else None
+    local = Local(epochs, learning_rate, 0.5, batch_size, clip or None, LOSSES[loss], sphere)
+    runs = {name: Rounds(count, sampled, one, local, seed) for name, one in chosen.items()}
     found: dict[str, History] = {}
     shown = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True))
     with Progress(*shown, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:

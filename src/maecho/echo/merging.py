@@ -14,6 +14,7 @@ from maecho.echo.messages import Answer, Opening, units_named
 from maecho.echo.state import RelayState
 from maecho.echo.totals import sums_of
 from maecho.errors import InputError, text_of
+from maecho.linalg.finite import is_finite
 from maecho.network.attention import packed, split
 from maecho.network.layers import read
 from maecho.network.units import Unit, network
@@ -78,7 +79,7 @@ class MergedNetwork:
             if self._prior is not None:
                 prior = unit.matrix(self._prior).to(prior)
             new |= fitted(regression, unit, sums, prior, self.network, float(examples), unit.name == head)
-        lost = [name for name, tensor in new.items() if not tensor.isfinite().all()]
+        lost = [name for name, tensor in new.items() if not is_finite(tensor)]
         if lost:
             raise InputError(f"the fit must be finite, got NaN or infinity in {lost[0]!r}")
         self.load(new)

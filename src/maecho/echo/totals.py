@@ -14,6 +14,7 @@ from torch import Tensor
 
 from maecho.echo import wire
 from maecho.errors import InputError
+from maecho.linalg.finite import is_finite
 from maecho.network.units import Unit
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def real_numbers(what: str, tensor: Tensor) -> Tensor:
         raise InputError(f"{what} must be a tensor, got {type(tensor).__name__}")
     if not tensor.is_floating_point():
         raise InputError(f"{what} must be real numbers, got {tensor.dtype}")
-    if not tensor.isfinite().all():
+    if not is_finite(tensor):
         raise InputError(f"{what} must be finite, got NaN or infinity")
     return tensor.double()
 

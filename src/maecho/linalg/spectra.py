@@ -39,7 +39,7 @@ class Spectrum:
         Raises ValueError if A is not finite, symmetric and PSD. The message completes "the matrix must be …".
         """
         A = A.double()
-        if not A.isfinite().all():
+        if not is_finite(A):
             raise ValueError("finite, got NaN or infinity")
         scale = float(A.abs().max()) if A.numel() else 0.0
         skew = float((A - A.mT).abs().max()) if A.numel() else 0.0

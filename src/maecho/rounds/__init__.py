@@ -2,11 +2,13 @@
 
 from maecho.rounds.engine import Rounds
 from maecho.rounds.history import DivergedError, History, RoundRecord
-from maecho.rounds.local import Correction, Local
-from maecho.rounds.losses import LOSSES
 from maecho.rounds.merging import Merging, Relaying
+from maecho.rounds.paced import Paced
 from maecho.rounds.peers import PEERS
 from maecho.rounds.servers import Outcome, Round, Server
+from maecho.rounds.training.local import Correction, Local
+from maecho.rounds.training.losses import LOSSES
+from maecho.rounds.training.sphere import Sphere
 
 __all__ = [
     "LOSSES",
@@ -17,9 +19,11 @@ __all__ = [
     "Local",
     "Merging",
     "Outcome",
+    "Paced",
     "Relaying",
     "Round",
     "RoundRecord",
     "Rounds",
     "Server",
+    "Sphere",
 ]

@@ -20,16 +20,19 @@ from torch import Tensor, nn
 
 from maecho.errors import InputError
 from maecho.evaluation import evaluate
+from maecho.linalg.finite import is_finite
 from maecho.options import number
 from maecho.randomness import seed_of
 from maecho.rounds.checkpoint import read_checkpoint, write_checkpoint
 from maecho.rounds.history import DivergedError, History, RoundRecord
-from maecho.rounds.local import Local
-from maecho.rounds.one_by_one import train_one
 from maecho.rounds.peers import Average
-from maecho.rounds.servers import Returned, Round, Server, State, Weights
-from maecho.rounds.side_by_side import train_together, why_not, worth_it
-from maecho.rounds.stack import Work
+from maecho.rounds.servers import Outcome, Returned, Round, Server, State, Weights
+from maecho.rounds.training.local import Local
+from maecho.rounds.training.losses import OwnClasses
+from maecho.rounds.training.one_by_one import train_one
+from maecho.rounds.training.side_by_side import train_together, why_not, worth_it
+from maecho.rounds.training.sphere import FixedHead
+from maecho.rounds.training.stack import Work
 
 Client = tuple[Tensor, Tensor]
 """A client's inputs and labels."""
@@ -78,7 +81,8 @@ class Rounds:
         Raises DivergedError, which has the rounds before, if no client returns a model or the merged one is not finite.
         """
         _check(clients, test, self.sampled)
-        network = copy.deepcopy(model)
+        self._check_loss(clients)
+        federation = self._federation(model, clients, test)
         weights: Weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         path, identity = None if checkpoint is None else Path(checkpoint), self._identity(weights, clients, test)
         state: State = {}
@@ -90,10 +94,9 @@ class Rounds:
                     f"{path} must be a checkpoint of at most the {self.rounds} rounds that are asked for, got one of "
                     f"{len(records)}"
                 )
-        trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         for number_ in range(len(records) + 1, self.rounds + 1):
             try:
-                weights, state, record = self._round(number_, network, weights, state, clients, test, trained)
+                weights, state, record = self._round(number_, federation, weights, state)
             except FloatingPointError as error:
                 raise DivergedError(f"round {number_}: {error}", History(weights, tuple(records))) from error
             records.append(record)
@@ -103,45 +106,57 @@ class Rounds:
                 on_round(record)
         return History(weights, tuple(records))
 
+    def _check_loss(self, clients: Sequence[Client]) -> None:
+        own = self.local is not None and isinstance(self.local.loss, OwnClasses)
+        if own and all(len(y.unique()) == 1 for _, y in clients):
+            raise InputError(
+                "a loss over own classes needs clients of at least two classes, got clients of one class each, who "
+                "would learn nothing; use another loss, and clipped gradients"
+            )
+
+    def _federation(self, model: nn.Module, clients: Sequence[Client], test: Client) -> _Federation:
+        network = copy.deepcopy(model)
+        trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
+        sphere = None if self.local is None else self.local.sphere
+        if sphere is None:
+            return _Federation(network, network, trained, None, clients, test)
+        head = FixedHead(sphere, network, clients[0][0][:2])
+        return _Federation(network, head.network, trained - head.names, head, clients, test)
+
     def _round(
-        self,
-        number_: int,
-        network: nn.Module,
-        weights: Weights,
-        state: State,
-        clients: Sequence[Client],
-        test: Client,
-        trained: frozenset[str],
+        self, number_: int, federation: _Federation, weights: Weights, state: State
     ) -> tuple[Weights, State, RoundRecord]:
+        head, clients = federation.head, federation.clients
+        if head is not None:
+            weights = head.start(weights)
         sample = self.sample(number_, len(clients))
         began = time.perf_counter()
-        returned, left_out = self._train(number_, network, weights, state, clients, sample)
+        returned, left_out = self._train(number_, federation, weights, state, sample)
         training = time.perf_counter() - began
         if not returned:
             said = "; ".join(f"client {client}: {why}" for client, why in left_out.items())
             raise FloatingPointError(f"at least one client must return a model, got none ({said})")
         began = time.perf_counter()
-        round_ = Round(number_, weights, returned, self.local or Local(), len(clients), trained, network)
+        local = self.local or Local()
+        round_ = Round(number_, weights, returned, local, len(clients), federation.trained, federation.network)
         try:
             outcome = self.server(round_, state)
         except InputError as error:
             raise InputError(f"round {number_}: {error}") from error
+        _check_finite(outcome.weights)
+        if head is not None:
+            merged, data = round_.loaded(outcome.weights), [(one.x, one.y) for one in returned]
+            solved, kept, sent = head.calibrate(merged, data, state)
+            outcome = Outcome(solved, {**outcome.state, **kept}, outcome.bytes + sent)
+            _check_finite(outcome.weights)
         merging = time.perf_counter() - began
-        odd = next((name for name, t in outcome.weights.items() if not t.isfinite().all()), None)
-        if odd is not None:
-            raise FloatingPointError(f"the merged model must be finite, got NaN or infinity in {odd!r}")
         began = time.perf_counter()
-        model = round_.loaded(outcome.weights)
-        try:
-            measured = evaluate(model, zip(test[0].split(1000), test[1].split(1000), strict=True))
-        except InputError:
-            with torch.no_grad():
-                if all(model(x).isfinite().all() for x in test[0].split(1000)):
-                    raise
-            raise FloatingPointError("the merged model must give finite outputs, got NaN or infinity") from None
-        norms = {n: float(t.double().norm()) for n, t in outcome.weights.items() if n in trained and t.dim() > 1}
+        accuracy = _accuracy(round_.loaded(outcome.weights), federation.test)
+        norms = {
+            n: float(t.double().norm()) for n, t in outcome.weights.items() if n in federation.trained and t.dim() > 1
+        }
         record = RoundRecord(
-            number_, tuple(sample), left_out, measured.accuracy, outcome.bytes, training, merging,
+            number_, tuple(sample), left_out, accuracy, outcome.bytes, training, merging,
             time.perf_counter() - began, norms,
         )  # fmt: skip
         return outcome.weights, outcome.state, record
@@ -155,16 +170,10 @@ class Rounds:
         return sorted(int(i) for i in rng.choice(clients, self.sampled, replace=False))
 
     def _train(
-        self,
-        number_: int,
-        network: nn.Module,
-        weights: Weights,
-        state: State,
-        clients: Sequence[Client],
-        sample: list[int],
+        self, number_: int, federation: _Federation, weights: Weights, state: State, sample: list[int]
     ) -> tuple[list[Returned], dict[int, str]]:
         """What the clients return, in the order of sampling; and why others are left out."""
-        local = self.local
+        local, clients, network = self.local, federation.clients, federation.for_training
         if local is None:
             return [Returned(i, weights, *clients[i]) for i in sample], {}
         works = {
@@ -190,7 +199,7 @@ class Rounds:
             except Exception as error:  # whatever a user's network raises
                 left_out[i] = " ".join(str(error).split()) or type(error).__name__
                 continue
-            odd = next((name for name, t in found[i].items() if not t.isfinite().all()), None)
+            odd = _not_finite(found[i])
             if odd is not None:
                 left_out[i] = f"NaN or infinity in {odd!r} after training"
                 del found[i]
@@ -203,6 +212,41 @@ class Rounds:
             hashed.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return hashed.hexdigest()[:20]
+
+
+@dataclass(frozen=True, eq=False)
+class _Federation:
+    """What stays the same from round to round."""
+
+    network: nn.Module
+    for_training: nn.Module
+    """The network, on the sphere if the head is fixed."""
+    trained: frozenset[str]
+    head: FixedHead | None
+    clients: Sequence[Client]
+    test: Client
+
+
+def _not_finite(weights: Weights) -> str | None:
+    """The name of a tensor with NaN or infinity."""
+    return next((name for name, t in weights.items() if not is_finite(t)), None)
+
+
+def _check_finite(weights: Weights) -> None:
+    odd = _not_finite(weights)
+    if odd is not None:
+        raise FloatingPointError(f"the merged model must be finite, got NaN or infinity in {odd!r}")
+
+
+def _accuracy(model: nn.Module, test: Client) -> float:
+    batches = [test[0].split(1000), test[1].split(1000)]
+    try:
+        return evaluate(model, zip(*batches, strict=True)).accuracy
+    except InputError:
+        with torch.no_grad():
+            if all(is_finite(model(x)) for x in batches[0]):
+                raise
+        raise FloatingPointError("the merged model must give finite outputs, got NaN or infinity") from None
 
 
 def _alike(works: Mapping[int, Work]) -> list[list[int]]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
-from maecho.rounds.local import Correction
 from maecho.rounds.servers import NoCorrection, Outcome, Round, Server, State, Weights, size
+from maecho.rounds.training.local import Correction
 
 
 @dataclass(frozen=True)

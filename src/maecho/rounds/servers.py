@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
-from maecho.rounds.local import Correction, Local
+from maecho.rounds.training.local import Correction, Local
 
 Weights = Mapping[str, Tensor]
 State = Mapping[str, Tensor]
@@ -74,8 +75,9 @@ class Round:
         total: dict[str, Tensor] = {}
         for one in self.returned:
             for name, tensor in of(one).items():
-                part = share(one) * tensor.double()
-                total[name] = total[name] + part if name in total else part
+                if name not in total:
+                    total[name] = torch.zeros_like(tensor, dtype=torch.float64)
+                total[name].add_(tensor, alpha=share(one))
         return {name: tensor.to(self.weights[name].dtype) for name, tensor in total.items()}
 
     def average(self) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho.errors import InputError
+from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import Covariance
 from maecho.network import layers
 from maecho.network.directions import Labels
@@ -156,7 +157,7 @@ def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -
             raise InputError(
                 f"{client}: every entry of the state_dict must be a tensor, got {name!r}: {type(value).__name__}"
             )
-        if value.is_floating_point() and not value.isfinite().all():
+        if not is_finite(value):
             raise InputError(f"{client}: weight {name!r} must be finite, got NaN or infinity")
         if name not in architecture.aliases:
             weights[name] = value.detach().to("cpu", copy=True)

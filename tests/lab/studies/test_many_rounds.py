@@ -17,8 +17,8 @@ from maecho.lab.studies.found import Found, Task
 from maecho.lab.studies.many_rounds import ManyRounds, Method
 from maecho.lab.training import LocalTraining
 from maecho.rounds import Local, Merging, Rounds
-from maecho.rounds.losses import OwnClasses
 from maecho.rounds.peers import Average
+from maecho.rounds.training.losses import OwnClasses
 
 STUDY = ManyRounds(
     data="digits", network="digits-mlp", clients=10, sampled=4, classes=2, rounds=6, means=((1, 3), (5, 6)),

@@ -17,9 +17,9 @@ STUDIES = [name for name in experiment.every_name() if experiment.is_study(name)
 
 def test_there_is_one_for_every_figure_and_proposition() -> None:
     assert STUDIES == [
-        "figure-2", "figure-4", "figure-5", "figure-6a", "figure-8", "figure-9-many-one-class",
-        "figure-9-many-two-classes", "figure-9-one-class", "figure-9-two-classes", "figure-9-writers",
-        "proposition-1", "proposition-2",
+        "figure-2", "figure-4", "figure-5", "figure-6a", "figure-8", "figure-9-cifar10",
+        "figure-9-many-one-class", "figure-9-many-two-classes", "figure-9-one-class", "figure-9-two-classes",
+        "figure-9-writers", "proposition-1", "proposition-2",
     ]  # fmt: skip
 
 

@@ -155,4 +155,18 @@ def test_numbers_over_seeds(study: Study) -> None:
         "| a | 0.75 | 0.25 to 1.25 |",
         "| b | 1e-09 |  |",
     ]
+    names = {"n": 3, "a: x": 1.0, "a: y": 0.0, "b: x": 3.0, "b: z, w: v": 5}
+    crossed = [{"seed": seed, "numbers": {**names, "a: y": 2 + seed}} for seed in (0, 1)]
+    assert findings_markdown(study, {"runs": crossed}).splitlines() == [
+        "| what was measured | mean of 2 seeds | range |",
+        "|---|---|---|",
+        "| n | 3 |  |",
+        "",
+        "| mean of 2 seeds | x | y | z, w: v |",
+        "|---|---|---|---|",
+        "| a | 1 | 2.5 (2 to 3) |  |",
+        "| b | 3 |  | 5 |",
+    ]
+    apart = {"runs": [{"seed": 0, "numbers": {"a: x": 1.0, "b: y": 2}}]}
+    assert findings_markdown(study, apart).splitlines()[2:] == ["| a: x | 1 |  |", "| b: y | 2 |  |"]
     assert [short(number) for number in (97.8612, 0.0012345, 100.0, 0.0)] == ["97.86", "0.001234", "100", "0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +53,38 @@ def short(number: float) -> str:
 
 
 def findings_markdown(study: Study, results: Mapping[str, Any]) -> str:
-    """A table with a row for each number."""
-    rows = [[one.name, short(one.mean), one.range] for one in findings(study, results)]
+    """A table with a row for each number. Numbers whose names are "row: column" have a table of their own."""
+    found = findings(study, results)
     seeds = len([run for run in results["runs"] if run["seed"] in study.seeds])
-    heads = ("what was measured", f"mean of {seeds} seeds" if seeds > 1 else "with one seed", "range")
-    return markdown_table(heads, rows)
+    over = f"mean of {seeds} seeds" if seeds > 1 else "with one seed"
+    crossed = _crossed(found)
+    plain = [one for one in found if one.name not in {cell.name for row in crossed.values() for cell in row.values()}]
+    parts = []
+    if plain or not crossed:
+        rows = [[one.name, short(one.mean), one.range] for one in plain]
+        parts.append(markdown_table(("what was measured", over, "range"), rows))
+    if crossed:
+        columns = list(dict.fromkeys(column for row in crossed.values() for column in row))
+        cells = [[name, *(_in_cell(row.get(column)) for column in columns)] for name, row in crossed.items()]
+        parts.append(markdown_table((over, *columns), cells))
+    return "\n\n".join(parts)
+
+
+def _crossed(found: Sequence[Finding]) -> dict[str, dict[str, Finding]]:
+    """Row -> column -> number, of numbers that are named "row: column", if several rows have a column in common."""
+    rows: dict[str, dict[str, Finding]] = {}
+    for one in found:
+        row, colon, column = one.name.partition(": ")
+        if colon:
+            rows.setdefault(row, {})[column] = one
+    several = sum(len(row) for row in rows.values()) > len({column for row in rows.values() for column in row})
+    return rows if several else {}
+
+
+def _in_cell(one: Finding | None) -> str:
+    if one is None:
+        return ""
+    return f"{short(one.mean)} ({one.range})" if one.range else short(one.mean)
 
 
 def study_section(study: Study, results: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from maecho.lab.harness.code import Code
 from maecho.lab.harness.streams import stream
 from maecho.lab.studies.found import Found, Task
 from maecho.lab.training import LocalTraining
-from maecho.rounds import LOSSES, DivergedError, History, Local, RoundRecord, Rounds
+from maecho.rounds import LOSSES, DivergedError, History, Local, RoundRecord, Rounds, Sphere
 from maecho.rounds.choices import find_server
 from maecho.rounds.engine import Client
 
@@ -36,6 +36,8 @@ class Method:
     """Of the server."""
     loss: str = "cross-entropy"
     clip: float | None = None
+    fixed_head: bool = False
+    """Whether the last layer is fixed and solved for, as by SphereFed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +48,12 @@ class ManyRounds:
     network: str = "mlp"
     clients: int = 100
     sampled: int = 10
-    split: Literal["classes", "origins"] = "classes"
-    """Whether clients have a few classes each, or whole origins, such as writers."""
+    split: Literal["classes", "dirichlet", "origins"] = "classes"
+    """Whether clients have a few classes each, shares of all classes, or whole origins, such as writers."""
     classes: int = 2
     """How many classes every client has, if they are split by classes."""
+    beta: float = 0.5
+    """How equal the shares are, if they are drawn from a Dirichlet distribution."""
     rounds: int = 50
     means: tuple[tuple[int, int], ...] = ((1, 5), (31, 50))
     """Over which rounds, both counted from 1, mean accuracies are told."""
@@ -82,20 +86,25 @@ class ManyRounds:
         try:
             server = find_server(method.server, method.options)
             given = self.training
+            sphere = Sphere() if method.fixed_head else None
             local = Local(
-                given.epochs, given.learning_rate, given.momentum, given.batch_size, method.clip, LOSSES[method.loss]
-            )
+                given.epochs, given.learning_rate, given.momentum, given.batch_size, method.clip, LOSSES[method.loss],
+                sphere,
+            )  # fmt: skip
         except InputError as error:
             raise ValueError(f"methods: {name}: {error}") from error
         return Rounds(self.rounds, self.sampled, server, local, seed)
 
     def parts(self, dataset: Dataset, seed: int) -> list[np.ndarray]:
         """The examples of each client."""
-        how = self.classes if self.split == "classes" else "origins"
-        what = {"data": self.data, "clients": self.clients, "classes": how, "seed": seed}
+        hows = {"classes": self.classes, "dirichlet": self.beta, "origins": "origins"}
+        what = {"data": self.data, "clients": self.clients, "classes": hows[self.split], "seed": seed}
         rng = np.random.default_rng(stream("rounds: partition", **what))
+        labels = dataset.y_train.numpy()
         if self.split == "classes":
-            return partition.by_classes(dataset.y_train.numpy(), self.clients, self.classes, rng)
+            return partition.by_classes(labels, self.clients, self.classes, rng)
+        if self.split == "dirichlet":
+            return partition.dirichlet(labels, self.clients, self.beta, rng)
         if dataset.groups_train is None:
             raise InputError(f"split: {dataset.name} must say where its examples come from, got none")
         return partition.by_groups(dataset.groups_train.numpy(), self.clients, rng)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from maecho.errors import InputError, text_of
+from maecho.linalg.finite import is_finite
 from maecho.network.directions import Directions
 from maecho.network.forward import Pass, check_labels
 from maecho.network.hooks import watching
@@ -64,7 +65,7 @@ class BackwardPasses:
         client, options = self._setting.client, self._setting.options
         if step.labels is not None and options.labels == "observed":
             check_labels(step.labels, step.output.shape[-1], client)
-        if not step.output.isfinite().all():
+        if not is_finite(step.output):
             raise InputError(f"{client}: the model's outputs must be finite, got NaN or infinity")
         try:
             self._add(step, calls)

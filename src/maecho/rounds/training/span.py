@@ -9,14 +9,14 @@ than the layer has inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from maecho.rounds.local import Local
-from maecho.rounds.stack import Stack, Work
+from maecho.rounds.training.chain import is_chain, run
+from maecho.rounds.training.local import Local
+from maecho.rounds.training.stack import Gradient, Stack, Work, dense
 
 SHARE = "share of the offset"
 """The name of t among the stacked tensors. No parameter has it, since a parameter's name has no spaces here."""
@@ -29,7 +29,7 @@ class InSpan(Stack):
         self, model: nn.Sequential, layer: str, start: Mapping[str, Tensor], works: Sequence[Work], local: Local
     ) -> None:
         self._first = f"{layer}.weight"
-        self._bias = f"{layer}.bias" if f"{layer}.bias" in start else None
+        self._bias = f"{layer}.bias"
         super().__init__(model, start, works, local)
         self._tail = _Tail(model, layer)
         flat = self._x.flatten(2)
@@ -49,30 +49,28 @@ class InSpan(Stack):
 
     def weights(self, place: int) -> dict[str, Tensor]:
         found = {name: self._stacked[name][place].clone() for name in self._trained()}
-        W = self._origin[self._first] + self._stacked[self._first][place].T @ self._rows[place]
+        W = torch.addmm(self._origin[self._first], self._stacked[self._first][place].T, self._rows[place])
         if self._offsets is not None:
             W = W + self._stacked[SHARE][place] * self._offsets[place]
         return found | {self._first: W}
 
-    def _gradients(self, active: int, rows: Tensor, index: Tensor, counted: Tensor, sizes: Tensor) -> dict[str, Tensor]:
-        parts = {name: self._stacked[name][:active].detach().requires_grad_() for name in self._trained()}
-        inner = self._pick(self._inner, rows, index)
-        z = torch.baddbmm(self._pick(self._z, rows, index), inner, self._stacked[self._first][:active])
+    def _gradients(
+        self, active: int, rows: Tensor, index: Tensor, counted: Tensor, sizes: Tensor
+    ) -> dict[str, Gradient]:
+        z = torch.baddbmm(
+            self._pick(self._z, rows, index), self._pick(self._inner, rows, index), self._stacked[self._first][:active]
+        )
         if self._offsets is not None:
             z += self._stacked[SHARE][:active].reshape(-1, 1, 1) * self._pick(self._of_offset, rows, index)
+        if self._bias in self._stacked:
+            z += self._stacked[self._bias][:active].unsqueeze(1)
+        elif self._bias in self._fixed:
+            z += self._fixed[self._bias]
         z.requires_grad_()
-        shifted = z if self._bias is None or self._bias not in parts else z + parts[self._bias].unsqueeze(1)
-        if self._bias is not None and self._bias not in parts:
-            shifted = z + self._fixed[self._bias]
-        fixed = {name: t for name, t in self._fixed.items() if name != self._bias}
-
-        def of_one(own: dict[str, Tensor], inputs: Tensor) -> Any:
-            return functional_call(self._tail, {**fixed, **own}, (inputs,))
-
-        others = {name: part for name, part in parts.items() if name != self._bias}
-        logits = vmap(of_one)(others, shifted)
-        found = self._backward(self._losses(logits, rows, index), counted, sizes, {**parts, self._first: z})
-        of_z = found.pop(self._first)
+        found = self._of_tail(z, active, rows, index, counted, sizes)
+        of_z = dense(found.pop(self._first))
+        if self._bias in self._stacked:
+            found[self._bias] = of_z.sum(1)
         A = self._stacked[self._first][:active]
         if of_z.shape == A.shape and self._plan.whole:
             found[self._first] = of_z
@@ -81,6 +79,26 @@ class InSpan(Stack):
         if self._offsets is not None:
             found[SHARE] = of_z.new_zeros(active)
         return found
+
+    def _of_tail(
+        self, z: Tensor, active: int, rows: Tensor, index: Tensor, counted: Tensor, sizes: Tensor
+    ) -> dict[str, Gradient]:
+        """Gradients of all but the first layer. That of z, its outputs, stands under the name of its weights."""
+        parts = {n: self._stacked[n][:active] for n in self._trained() if n != self._bias}
+        fixed = {n: t for n, t in self._fixed.items() if n != self._bias}
+        if self._tail.is_chain:
+            logits, passed = run(self._tail.modules_in_order, z, parts, fixed)
+            losses = self._losses(logits, rows, index, counted)
+            outputs = {layer.weight: layer.outputs for layer in passed}
+            of_outputs = self._backward(losses, counted, sizes, {**outputs, self._first: z})
+            found: dict[str, Gradient] = {self._first: of_outputs[self._first]}
+            for layer in passed:
+                found |= layer.gradients(of_outputs[layer.weight], parts)
+            return found
+        leaves = {name: part.detach().requires_grad_() for name, part in parts.items()}
+        logits = vmap(lambda own, x: functional_call(self._tail, {**fixed, **own}, (x,)))(leaves, z)
+        losses = self._losses(logits, rows, index, counted)
+        return dict(self._backward(losses, counted, sizes, {**leaves, self._first: z}))
 
     def _from(self, name: str) -> Tensor:
         return torch.zeros(()) if name in (self._first, SHARE) else super()._from(name)
@@ -92,13 +110,13 @@ class InSpan(Stack):
             return self._stacked[name].new_tensor(0.0 if work.correction.offset is None else 1.0)
         return super()._offset(work, name)
 
-    def _squared_norms(self, active: int, rows: Tensor, index: Tensor, gradients: Mapping[str, Tensor]) -> Tensor:
+    def _squared_norms(self, active: int, rows: Tensor, index: Tensor, gradients: Mapping[str, Gradient]) -> Tensor:
         """‖Gᵀ X + s O‖² = ⟨G, X Xᵀ G⟩ + 2 s ⟨G, X Oᵀ⟩ + s² ‖O‖² for the first layer."""
         others = {name: g for name, g in gradients.items() if name not in (self._first, SHARE)}
-        G = gradients[self._first]
+        G = dense(gradients[self._first])
         found = super()._squared_norms(active, rows, index, others) + (G * (self._inner[:active] @ G)).flatten(1).sum(1)
         if self._offsets is not None:
-            s = gradients[SHARE]
+            s = dense(gradients[SHARE])
             found += 2 * s * (G * self._of_offset[:active]).flatten(1).sum(1)
             found += s.square() * self._offsets[:active].flatten(1).square().sum(1)
         return found.clamp(min=0)
@@ -112,10 +130,15 @@ class _Tail(nn.Module):
         names = list(model._modules)
         for name in names[names.index(layer) + 1 :]:
             self.add_module(name, getattr(model, name))
+        self.is_chain = is_chain(list(self.modules_in_order.values()))
+
+    @property
+    def modules_in_order(self) -> dict[str, nn.Module]:
+        """With those that come a second time, which children() leaves out."""
+        return {name: module for name, module in self._modules.items() if module is not None}
 
     def forward(self, x: Tensor) -> Tensor:
-        for module in self._modules.values():  # children() leaves out what comes a second time
-            assert module is not None
+        for module in self.modules_in_order.values():
             x = module(x)
         return x
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from maecho.randomness import global_seed
-from maecho.rounds.local import Correction, Local
+from maecho.rounds.training.local import Correction, Local
+from maecho.rounds.training.losses import Step, shares
 
 
 def train_one(
@@ -25,18 +26,18 @@ def train_one(
             teacher = torch.cat([model(part) for part in x.split(1000)])
     rng = torch.Generator().manual_seed(seed)
     order = local.batches(len(y), rng)
-    own: Tensor | None = None
+    of_class: Tensor | None = None
     optimizer = torch.optim.SGD(parameters.values(), lr=local.learning_rate, momentum=local.momentum)
     model.train()
     with global_seed(seed, x.device):
         for batch in order:
             index = batch.to(x.device)
             logits = model(x[index]).unsqueeze(0)
-            if own is None:
-                own = (y.bincount(minlength=logits.shape[-1]) > 0).unsqueeze(0)
+            if of_class is None:
+                of_class = shares(y, logits.shape[-1], logits).unsqueeze(0)
             taught = None if teacher is None else teacher[index].unsqueeze(0)
             optimizer.zero_grad()
-            local.loss(logits, y[index].unsqueeze(0), own, taught).mean().backward()
+            local.loss(Step(logits, y[index].unsqueeze(0), of_class, teacher=taught)).mean().backward()
             with torch.no_grad():
                 for name, p in parameters.items():
                     if p.grad is None:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from maecho.rounds import LOSSES, Correction, Local
-from maecho.rounds import side_by_side as module
-from maecho.rounds.one_by_one import train_one
-from maecho.rounds.side_by_side import train_together, why_not, worth_it
-from maecho.rounds.span import InSpan, first_linear
-from maecho.rounds.stack import Stack, Work
+from maecho.rounds.training.one_by_one import train_one
+from maecho.rounds.training.side_by_side import train_together, why_not, worth_it
+from maecho.rounds.training.span import InSpan, first_linear
+from maecho.rounds.training.stack import Stack, Work
 from support.clients import rng
 
 
@@ -61,8 +60,12 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cnn": (cnn, (1, 4, 4)),
     "branching": (Branching, (20,)),
     "one module used twice": (reused, (20,)),
+    "a norm behind the first layer": (lambda: nn.Sequential(nn.Linear(20, 6), nn.LayerNorm(6), nn.Linear(6, 4)), (20,)),
+    "activations in place": (lambda: nn.Sequential(nn.Linear(20, 6), nn.ELU(inplace=True), nn.Linear(6, 6),
+                                                   nn.ReLU(True), nn.Linear(6, 4, bias=False)), (20,)),
 }  # fmt: skip
-SIZES = {"whole batches": (5, 6, 4, 2), "many batches": (5, 19, 12, 8), "batches of one": (17, 9, 1)}
+SIZES = {"whole batches": (5, 6, 4, 2), "many batches": (5, 19, 12, 8), "batches of one": (17, 9, 1),
+         "more examples than inputs": (25, 7)}  # fmt: skip
 
 
 def made(name: str) -> tuple[nn.Module, dict[str, Tensor], tuple[int, ...]]:
@@ -95,10 +98,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 @pytest.mark.parametrize("corrected", [False, True])
-def test_together_as_one_by_one(
-    name: str, sizes: tuple[int, ...], corrected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SPARES", 1)
+def test_together_as_one_by_one(name: str, sizes: tuple[int, ...], corrected: bool) -> None:
     model, start, shape = made(name)
     todo = works(start, shape, sizes, corrected)
     for clip in (None, 0.2):
@@ -111,8 +111,7 @@ def test_together_as_one_by_one(
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", ["mlp", "branching"])
-def test_every_loss(loss: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPARES", 1)
+def test_every_loss(loss: str, name: str) -> None:
     model, start, shape = made(name)
     todo = works(start, shape, SIZES["many batches"], False)
     local = Local(epochs=2, learning_rate=0.1, batch_size=8, loss=LOSSES[loss])
@@ -125,7 +124,7 @@ def test_the_first_layer_stays_in_the_span_where_that_is_cheaper(monkeypatch: py
     train = Stack.train
     monkeypatch.setattr(Stack, "train", lambda self: (used.append(type(self)), train(self))[1])
     model, start, shape = made("mlp")
-    for sizes in ((5, 6), (5, 19)):
+    for sizes in ((5, 20), (5, 21)):
         train_together(model, start, works(start, shape, sizes, False), Local(epochs=1))
     assert used == [InSpan, Stack]
 
@@ -138,7 +137,7 @@ def test_where_training_together_is_worth_it() -> None:
 
     large = nn.Sequential(nn.Linear(700, 1000), nn.ReLU(), nn.Linear(1000, 4))
     assert worth_it(large, wide(700))
-    assert not worth_it(large, [*wide(700), Work(torch.zeros(500, 700), torch.zeros(500).long(), Correction(), 0)])
+    assert not worth_it(large, [*wide(700), Work(torch.zeros(701, 700), torch.zeros(701).long(), Correction(), 0)])
     assert not worth_it(nn.Sequential(nn.ReLU(), *large), wide(700))
     assert worth_it(nn.Sequential(nn.ReLU(), nn.Linear(700, 4)), wide(700))
 
@@ -159,8 +158,7 @@ def test_which_layer_reads_the_inputs() -> None:
     assert first_linear(frozen, flat) is None
 
 
-def test_frozen_parts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPARES", 1)
+def test_frozen_parts_stay() -> None:
     model, start, shape = made("mlp")
     model[0].bias.requires_grad_(False)
     model[2].weight.requires_grad_(False)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from maecho.rounds.local import Correction, Local
+from maecho.rounds.training.local import Correction, Local
+from maecho.rounds.training.losses import Step, shares
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -51,6 +52,24 @@ class Plan:
         return cls(examples, sizes, whole)
 
 
+@dataclass(frozen=True)
+class Outer:
+    """The gradient Σ_b left_b right_bᵀ of every client's linear layer, not yet multiplied out."""
+
+    left: Float[Tensor, "clients batch o"]
+    right: Float[Tensor, "clients batch i"]
+
+    def dense(self) -> Float[Tensor, "clients o i"]:
+        return self.left.mT @ self.right
+
+    def squared_norms(self) -> Float[Tensor, " clients"]:
+        """‖Lᵀ R‖² = ⟨L Lᵀ, R Rᵀ⟩."""
+        return ((self.left @ self.left.mT) * (self.right @ self.right.mT)).flatten(1).sum(1).clamp(min=0)
+
+
+Gradient = Tensor | Outer
+
+
 class Stack:
     """The clients' weights, stacked, while they are trained."""
 
@@ -76,9 +95,7 @@ class Stack:
             classes = model(self._x[0, :1]).shape[-1]
             self._teacher = torch.stack([model(x) for x in self._x]) if local.loss.needs_teacher else None
         model.train()
-        self._own = torch.zeros(count, classes, dtype=torch.bool, device=first.x.device)
-        for c, work in enumerate(works):
-            self._own[c, work.y] = True
+        self._shares = torch.stack([shares(work.y, classes, first.x) for work in works])
 
     def _trained(self) -> list[str]:
         """The parameters that are stacked as they are."""
@@ -104,24 +121,30 @@ class Stack:
         rows = torch.arange(active, device=index.device).unsqueeze(1)
         counted = torch.arange(index.shape[1], device=index.device) < sizes.unsqueeze(1)
         gradients = self._gradients(active, rows, index, counted, sizes)
-        self._correct(active, gradients)
+        if self._corrected:
+            whole = {name: dense(gradient) for name, gradient in gradients.items()}
+            self._correct(active, whole)
+            gradients = dict(whole)
         if self._local.clip is not None:
             norms = self._squared_norms(active, rows, index, gradients).sqrt()
             scale = (self._local.clip / (norms + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             for gradient in gradients.values():
-                gradient *= wide(scale, gradient)
-        velocity = [self._velocity[name][:active] for name in gradients]
-        torch._foreach_mul_(velocity, self._local.momentum)
-        torch._foreach_add_(velocity, list(gradients.values()))
-        stacked = [self._stacked[name][:active] for name in gradients]
-        torch._foreach_add_(stacked, velocity, alpha=-self._local.learning_rate)
+                factor = gradient.left if isinstance(gradient, Outer) else gradient
+                factor *= wide(scale, factor)
+        for name, gradient in gradients.items():
+            velocity = self._velocity[name][:active]
+            if isinstance(gradient, Outer):
+                velocity.baddbmm_(gradient.left.mT, gradient.right, beta=self._local.momentum)
+            else:
+                velocity.mul_(self._local.momentum).add_(gradient)
+            self._stacked[name][:active].add_(velocity, alpha=-self._local.learning_rate)
 
     def _gradients(
         self, active: int, rows: Tensor, index: Tensor, counted: Bool[Tensor, "clients batch"], sizes: Tensor
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Gradient]:
         parts = {name: tensor[:active].detach().requires_grad_() for name, tensor in self._stacked.items()}
-        losses = self._losses(self._logits(parts, self._pick(self._x, rows, index)), rows, index)
-        return self._backward(losses, counted, sizes, parts)
+        losses = self._losses(self._logits(parts, self._pick(self._x, rows, index)), rows, index, counted)
+        return dict(self._backward(losses, counted, sizes, parts))
 
     def _logits(self, parts: Mapping[str, Tensor], x: Tensor) -> Float[Tensor, "clients batch classes"]:
         fixed = self._fixed
@@ -132,9 +155,10 @@ class Stack:
         found: Tensor = vmap(of_one)(dict(parts), x)
         return found
 
-    def _losses(self, logits: Tensor, rows: Tensor, index: Tensor) -> Float[Tensor, "clients batch"]:
+    def _losses(self, logits: Tensor, rows: Tensor, index: Tensor, counted: Tensor) -> Float[Tensor, "clients batch"]:
         teacher = None if self._teacher is None else self._pick(self._teacher, rows, index)
-        return self._local.loss(logits, self._pick(self._y, rows, index), self._own[: len(rows)], teacher)
+        labels = self._pick(self._y, rows, index)
+        return self._local.loss(Step(logits, labels, self._shares[: len(rows)], counted, teacher))
 
     def _pick(self, tensor: Tensor, rows: Tensor, index: Tensor) -> Tensor:
         """What belongs to the examples of this step."""
@@ -147,11 +171,14 @@ class Stack:
         found = torch.autograd.grad(total, list(parts.values()), allow_unused=True)
         return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parts.items(), found, strict=True)}
 
-    def _correct(self, active: int, gradients: dict[str, Tensor]) -> None:
+    @property
+    def _corrected(self) -> bool:
+        return any(w.correction.pull or w.correction.offset is not None for w in self._works)
+
+    def _correct(self, active: int, gradients: Mapping[str, Tensor]) -> None:
         pull, works = self._pull[:active], self._works[:active]
         for name, gradient in gradients.items():
-            if bool(pull.any()):
-                gradient += wide(pull, gradient) * (self._stacked[name][:active] - self._from(name))
+            gradient += wide(pull, gradient) * (self._stacked[name][:active] - self._from(name))
             if any(w.correction.offset is not None for w in works):
                 gradient += torch.stack([self._offset(w, name) for w in works])
 
@@ -163,9 +190,16 @@ class Stack:
         return torch.zeros_like(self._origin[name]) if offset is None else offset[name]
 
     def _squared_norms(
-        self, active: int, rows: Tensor, index: Tensor, gradients: Mapping[str, Tensor]
+        self, active: int, rows: Tensor, index: Tensor, gradients: Mapping[str, Gradient]
     ) -> Float[Tensor, " clients"]:
-        return torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
+        found = [
+            g.squared_norms() if isinstance(g, Outer) else g.flatten(1).square().sum(1) for g in gradients.values()
+        ]
+        return torch.stack(found).sum(0)
+
+
+def dense(gradient: Gradient) -> Tensor:
+    return gradient.dense() if isinstance(gradient, Outer) else gradient
 
 
 def wide(values: Tensor, like: Tensor) -> Tensor:

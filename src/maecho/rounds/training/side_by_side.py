@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from maecho.rounds.local import Local
-from maecho.rounds.span import InSpan, first_linear
-from maecho.rounds.stack import Stack, Work
+from maecho.rounds.training.local import Local
+from maecho.rounds.training.span import InSpan, first_linear
+from maecho.rounds.training.stack import Stack, Work
 
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.AlphaDropout, nn.RNNBase)
 """Modules that make examples depend on each other or on random numbers in training, or that torch.func cannot batch."""
-
-SPARES = 3
-"""So many times fewer examples than inputs make the span of the examples cheaper than the weights themselves."""
 
 IN_CACHE = 1_000_000
 """So many numbers, the weights of all clients together, stay in the cache of a CPU beside gradients and momentum."""
@@ -43,12 +40,13 @@ def worth_it(model: nn.Module, works: Sequence[Work]) -> bool:
 
 
 def _in_span(model: nn.Module, works: Sequence[Work]) -> str | None:
-    """The first layer, if its weights are better kept in the span of the clients' examples."""
+    """The first layer, if its weights are better kept in the span of the clients' examples: where nobody has more
+    examples than the layer has inputs."""
     layer = first_linear(model, works[0].x)
     if layer is None:
         return None
     inputs = int(model.get_submodule(layer).weight.shape[1])  # type: ignore[index]
-    return layer if SPARES * max(len(w.y) for w in works) <= inputs else None
+    return layer if max(len(w.y) for w in works) <= inputs else None
 
 
 def train_together(
@@ -69,5 +67,6 @@ def train_together(
     stack.train()
     trained: list[dict[str, Tensor]] = [{}] * len(works)
     for place, i in enumerate(order):
-        trained[i] = {name: tensor.detach().clone() for name, tensor in start.items()} | stack.weights(place)
+        own = stack.weights(place)
+        trained[i] = {name: own[name] if name in own else t.detach().clone() for name, t in start.items()}
     return trained

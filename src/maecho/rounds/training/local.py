@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from maecho.options import POSITIVE, number
-from maecho.rounds.losses import CrossEntropy, Loss
+from maecho.rounds.training.losses import CrossEntropy, Loss
+from maecho.rounds.training.sphere import Sphere
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -28,6 +29,9 @@ class Local:
     clip: float | None = None
     """The largest norm of one step's gradient, over all parameters together; None: any."""
     loss: Loss = field(default_factory=CrossEntropy)
+    sphere: Sphere | None = None
+    """A last layer that is fixed while clients train, and solved for in closed form after every round; None: it is
+    trained like the others."""
 
     def __post_init__(self) -> None:
         number("epochs", self.epochs, "a whole number, at least 1", 1, whole=True)
