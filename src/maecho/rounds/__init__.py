@@ -1,5 +1,6 @@
 """Many rounds in one process: local training, a server that merges, and a record of every round."""
 
+from maecho.rounds.choices import find_server
 from maecho.rounds.engine import Rounds
 from maecho.rounds.history import DivergedError, History, RoundRecord
 from maecho.rounds.merging import Merging, Relaying
@@ -26,4 +27,5 @@ __all__ = [
     "Rounds",
     "Server",
     "Sphere",
+    "find_server",
 ]
