@@ -5,9 +5,10 @@ The bar needs `rich`. If only the core is installed (torch, numpy, safetensors),
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,8 +36,8 @@ def track(items: Iterable[T], label: str, total: int | None = None, show: bool |
 
     `show` is True, False, or None for a bar only if stderr is a terminal.
     """
-    if total is None and isinstance(items, Sized):
-        total = len(items)
+    if total is None:
+        total = operator.length_hint(items) or None
     if not (sys.stderr.isatty() if show is None else show):
         yield from items
         return

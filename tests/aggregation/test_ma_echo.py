@@ -339,6 +339,9 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"step_size": 0.0}, "step_size must be positive and finite, got 0.0"),
     ({"mu": float("nan")}, "mu must be positive and finite, got nan"),
     ({"normalise": True, "form": "anchored"}, "normalise must be off in the anchored form"),
+    ({"solver": "limit", "step_size": 2.5}, "step_size must be below 2 for a limit in the released form, got 2.5"),
+    ({"solver": "limit", "step_size": 1.6, "form": "printed"}, "must be below 1.5 for a limit in the printed form"),
+    ({"solver": "limit", "step_size": 2.0, "form": "anchored"}, "must be below 2 for a limit in the anchored form"),
     ({"solver": "limit", "alpha": "qp"}, "solver must be iterate with alpha='qp'"),
 ]
 

@@ -238,6 +238,7 @@ class ByHand(nn.Module):
         return self.two(h.relu())
 
 
+@pytest.mark.filterwarnings("ignore:.*did not run in the pass")
 def test_layers_that_cannot_be_compared_are_named() -> None:
     spaces = (Space("one", 12, (Place("one.weight", 0), Place("one.bias", 0), Place("two.weight", 1))),)
     for times, words in (

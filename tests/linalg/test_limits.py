@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from maecho.linalg.iteration import Coefficients, iterates
-from maecho.linalg.limits import Limit
+from maecho.linalg.limits import Limit, largest_step
 from maecho.linalg.spectra import Spectrum, projector
 from maecho.linalg.symmetric import Diagonal
 from support.clients import rng
@@ -108,3 +108,37 @@ def test_the_sums_are_in_float64() -> None:
     found = limit(FORMS["released"], [w.float() for w in W], low, start)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, limit(FORMS["released"], W, P, start), rtol=1e-5, atol=1e-5)
+
+
+def coefficients(form: str, step: float, mu: float) -> Coefficients:
+    """Of the three forms of MA-Echo."""
+    hold = mu / (1 + mu)
+    return (
+        Coefficients(step, step, step) if form == "released" else Coefficients(2 * step, 1.0, hold, form == "anchored")
+    )
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("form", ["released", "printed", "anchored"])
+def test_below_the_largest_step_iterations_end_and_above_they_diverge(form: str, mu: float) -> None:
+    """All clients share a direction with the eigenvalue 1, as they share the constant input of a bias."""
+    W, _, start = problem("spectrum")
+    draw, bound = rng(5), largest_step(form, mu)
+    P: list[Spectrum | Diagonal] = []
+    for _ in W:
+        s = torch.cat([torch.ones(2, 1), 0.9 * torch.rand(2, 3, generator=draw)], 1).double()
+        inner = torch.linalg.qr(torch.randn(2, 5, 5, generator=draw, dtype=torch.float64))[0]
+        U = torch.eye(6, dtype=torch.float64).repeat(2, 1, 1)
+        U[:, 1:, 1:] = inner
+        P.append(Spectrum(s, U[..., :4]))
+    below, above = (coefficients(form, share * bound, mu) for share in (0.97, 1.03))
+    for projectors in (P, problem("spectrum")[1]):
+        torch.testing.assert_close(after(2000, start, W, projectors, below), limit(below, W, projectors, start))
+    assert not float(after(2000, start, W, P, above).abs().max()) < 1e6
+
+
+def after(steps: int, start: Tensor, W: list[Tensor], P: list[Spectrum | Diagonal], form: Coefficients) -> Tensor:
+    one = iterates(start, W, P, form)
+    for _ in range(steps):
+        one.step()
+    return one.merged()

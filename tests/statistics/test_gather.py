@@ -224,7 +224,8 @@ def test_layers_come_in_order_of_execution_and_those_that_never_ran_have_rank_0(
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.first(x))
 
-    upload = make_upload(Backwards(), batches(), "a")
+    with pytest.warns(UserWarning, match="a: these layers did not run in the pass .* averaged: idle; call them"):
+        upload = make_upload(Backwards(), batches(), "a")
     assert [layer.name for layer in upload.layers] == ["first", "last", "idle"]
     assert upload.statistics["gram"]["idle"].rank == upload.statistics["projector"]["idle"].rank == 0
     for method in ("ma-echo", "regmean"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maecho.network.per_example import LongWay
+from maecho.statistics.per_example import LongWay
 from maecho.upload.client import make_upload
 from support.clients import batches, network, rng
 from support.tiny import refused_input
@@ -163,6 +163,7 @@ def by_hand(model: nn.Module, x: Tensor, y: Tensor | None) -> dict[str, Tensor]:
     return F
 
 
+@pytest.mark.filterwarnings("ignore:.*did not run in the pass")
 @pytest.mark.parametrize("labels", ["expected", "observed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_fisher_is_one_gradient_an_example(name: str, labels: Any) -> None:
@@ -235,6 +236,7 @@ def test_a_sure_model_is_sampled_with_little_noise() -> None:
     assert float((drawn - exact).norm() / exact.norm()) < 0.3
 
 
+@pytest.mark.filterwarnings("ignore:.*did not run in the pass")
 def test_the_model_comes_back_as_it_was() -> None:
     model = Free().train()
     model(batches()[0][0]).sum().backward()

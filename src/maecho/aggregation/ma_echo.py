@@ -20,7 +20,7 @@ from maecho.aggregation.average import ClassAwareHead, Mean
 from maecho.aggregation.method import Guide, assemble
 from maecho.errors import InputError
 from maecho.linalg.iteration import Coefficients, Iterates, iterates
-from maecho.linalg.limits import Limit
+from maecho.linalg.limits import Limit, largest_step
 from maecho.linalg.spectra import Spectrum, projector
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer
@@ -120,6 +120,13 @@ class MAEcho:
             raise InputError(
                 "solver must be iterate with alpha='qp', normalise or watch: the limit is of the linear steps"
             )
+        if self.solver == "limit" and self.step_size is not None:
+            bound = largest_step(self.form, self.mu)
+            if self.step_size >= bound:
+                raise InputError(
+                    f"step_size must be below {bound:g} for a limit in the {self.form} form, got {self.step_size:g}: "
+                    "the steps would diverge where clients share an input"
+                )
 
     @property
     def needs(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ may miss any of them. (With privacy it remembers what it has released so far.)
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from maecho.errors import InputError, text_of
 from maecho.network.attention import split
 from maecho.network.forward import examples, parts
 from maecho.network.layers import read
+from maecho.network.plain import plain as unwrapped
 from maecho.network.stages import Plan, plan
 from maecho.network.units import Unit, network
 from maecho.privacy import Privacy
@@ -60,6 +62,7 @@ class RelayClient:
                 f"DataLoader, got a {type(batches).__name__} that is used up after one"
             )
         self.client, self._batches, self._progress = client, batches, progress
+        model = unwrapped(model, f"{client}: the model")
         try:
             self._own = split(model)
         except InputError as error:
@@ -143,6 +146,12 @@ class RelayClient:
                 raise InputError(
                     f"{self.client}: the model must take its own batches, got an error: {text_of(error)}"
                 ) from error
+            if self._plan.averaged:
+                warnings.warn(
+                    f"{self.client}: these are averaged, since they are no matrices as maecho reads their kind: "
+                    f"{', '.join(self._plan.averaged)}",
+                    stacklevel=3,
+                )
         return self._plan
 
     def _layers_with_labels(self, units: Sequence[Unit], head: str | None) -> list[str]:

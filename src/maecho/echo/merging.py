@@ -17,6 +17,7 @@ from maecho.errors import InputError, text_of
 from maecho.linalg.finite import is_finite
 from maecho.network.attention import packed, split
 from maecho.network.layers import read
+from maecho.network.plain import plain
 from maecho.network.units import Unit, network
 from maecho.upload.merged import Merged
 
@@ -30,6 +31,7 @@ class MergedNetwork:
     """
 
     def __init__(self, model: nn.Module, prior: Mapping[str, Tensor] | None = None):
+        model = plain(model)
         self._original = model
         self.network = split(model)
         self.units = network(self.network)

@@ -17,4 +17,4 @@ def is_finite(tensor: Tensor) -> bool:
         return True
     if tensor.dtype.itemsize == 1:  # torch neither adds nor compares numbers of 8 bits
         return bool(tensor.isfinite().all())
-    return math.isfinite(tensor.sum().item()) or all(math.isfinite(float(end)) for end in tensor.aminmax())
+    return math.isfinite(tensor.sum().item()) or all(math.isfinite(float(end)) for end in tensor.detach().aminmax())

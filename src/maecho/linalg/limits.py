@@ -10,6 +10,11 @@ RegMean with a prior at the average: ωK_i = P_i (I − P_i)⁻¹ = G_i / z. The
 The anchored form is gradient descent on Σ ‖(W − W_i) P_i‖²:
 
     W∞ = W⁰ + [Σ (W_i − W⁰) P_i²] [Σ P_i²]⁺
+
+The steps reach it if they are small enough. Along a direction in which all P_i have the eigenvalue s, a step multiplies
+the mean of W − V_i by (1 − ωs)(1 − κ + ρs), and what else there is by 1 − κ + ρs. The largest s is 1, as for the
+constant input of a bias. So the released form needs λ < 2, and the printed one (2η − 1) ρ < 1. The anchored form is
+gradient descent, and needs 2ηρ < 2.
 """
 
 from __future__ import annotations
@@ -23,6 +28,12 @@ from maecho.linalg.symmetric import Diagonal, Total, add_into
 CLOSEST = 1e-9
 """κ − ρs is at least this share of κ. If it were 0, K would be infinite, and the merged layer would have to do exactly
 what this client's layer does along that direction."""
+
+
+def largest_step(form: str, mu: float) -> float:
+    """The step size from which the steps of a form diverge for some projectors."""
+    hold = mu / (1 + mu)
+    return {"released": 2.0, "printed": (1 + 1 / hold) / 2, "anchored": 1 / hold}[form]
 
 
 class Limit:

@@ -1,7 +1,8 @@
 """The only place that looks at a forward pass: what enters and what leaves modules.
 
 No other module registers hooks. So all hooks are removed after their pass, even after an error. Code that runs the
-model for another purpose can pause them.
+model for another purpose can pause them. They see what their own thread runs: a model that serves requests in another
+thread meanwhile shows nothing of them. Compiled modules run eagerly, since hooks see nothing of compiled code.
 
 Torch's fused transformer layers may bypass the watched modules. Enter `attention.slow_path` too if that matters.
 """
@@ -9,10 +10,13 @@ Torch's fused transformer layers may bypass the watched modules. Enter `attentio
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
+
+from maecho.network.plain import eagerly
 
 Before = Callable[[str, nn.Module, Tensor], Tensor | None]
 """Takes a module's name, the module and its input. Returns another input to put in its place, or None."""
@@ -34,10 +38,12 @@ class Watch:
 
     def __init__(self) -> None:
         self._paused = False
+        self._thread = threading.get_ident()
 
     @property
     def paused(self) -> bool:
-        return self._paused
+        """Whether hooks do nothing: after `pause`, and in every thread but that in which this was made."""
+        return self._paused or threading.get_ident() != self._thread
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -68,7 +74,7 @@ def watching(
         watch: pauses these hooks. Several calls can share one, to be paused together. By default a new one is made.
     """
     shared = watch or Watch()
-    with contextlib.ExitStack() as hooks:
+    with eagerly(), contextlib.ExitStack() as hooks:
         for name in names:
             module = model.get_submodule(name)
             if before is not None:

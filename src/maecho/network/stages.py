@@ -23,6 +23,7 @@ from maecho.network.attention import slow_path
 from maecho.network.forward import call, examples
 from maecho.network.hooks import watching
 from maecho.network.units import Unit, network
+from maecho.network.verified import misread
 
 OUTPUT = "."
 """Among names of modules, this name stands for the output of the network. No module has it."""
@@ -38,6 +39,8 @@ class Plan:
     """The last unit if its rows are the classes, else None."""
     calls: Mapping[str, int]
     """How often each module runs in one pass."""
+    averaged: tuple[str, ...] = ()
+    """Layers and norms that are no such matrices as their kind, so that they are only averaged."""
 
 
 def plan(model: nn.Module, inputs: Any) -> Plan:
@@ -48,10 +51,13 @@ def plan(model: nn.Module, inputs: Any) -> Plan:
     if any(x.is_floating_point() and not x.isfinite().all() for x in tree_leaves(inputs) if isinstance(x, Tensor)):
         raise InputError("the inputs must be finite, got NaN or infinity")
     model = copy.deepcopy(model).eval()
-    units = network(model)
     run = _Runner(model, inputs)
     if run.dirty(()):
         raise InputError("the network must give finite outputs for finite inputs to be planned, got NaN or infinity")
+    everything = network(model)
+    with torch.no_grad(), slow_path(), misread(model, everything.values()) as wrong:
+        call(model, run.inputs, run.device)
+    units = {name: unit for name, unit in everything.items() if name not in wrong}
     calls = dict(run.calls)
     order = {name: unit for name in run.order for unit in units.values() if name in unit.modules}
     joined = _joined(run, {unit.name: unit for unit in order.values()})
@@ -68,7 +74,8 @@ def plan(model: nn.Module, inputs: Any) -> Plan:
             stage = [todo[0]]  # a layer that is used twice in a row depends on itself
         stages.append(tuple(stage))
         todo = [unit for unit in todo if unit not in stage]
-    return Plan(tuple(stages), _head(run, stages), calls)
+    kinds = (f"{name} ({type(model.get_submodule(name)).__name__})" for name in sorted(wrong))
+    return Plan(tuple(stages), _head(run, stages), calls, tuple(kinds))
 
 
 class _Runner:

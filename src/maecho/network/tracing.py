@@ -6,8 +6,10 @@ understand, they are fixed: they keep their order, and no space holds them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, fx, nn
 
@@ -82,8 +84,26 @@ def derive(model: nn.Module) -> Spaces:
 class _Leaves(fx.Tracer):
     """Traces a network. It stops at the layers of torch, and at layers whose own type was registered with a kind."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return kinds.registered(m) or super().is_leaf_module(m, module_qualified_name)
+
+    # While torch.fx traces, every module of the process calls these two. What other threads run is not traced.
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
 class _Tracer:

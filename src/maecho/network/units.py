@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho.network import kinds, layers, norms
-from maecho.network.layers import Layer
+from maecho.network.layers import Architecture, Layer
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,18 @@ class Unit:
         return torch.cat([a * (W if self.layer.bias is None else W[..., :-1]), a * b + c], -1)
 
 
-def network(model: nn.Module) -> dict[str, Unit]:
-    """All units of a network by name. No BatchNorm is joined to a layer. The network's attentions must be split."""
+def matrices(architecture: Architecture) -> dict[str, Unit]:
+    """The layers of a network as units by name."""
     found: dict[str, Unit] = {}
-    for name, layer in layers.read(model).layers.items():
+    for name, layer in architecture.layers.items():
         before = found[layer.name].modules if layer.name in found else ()
         found[layer.name] = Unit(layer, (*before, name))
+    return found
+
+
+def network(model: nn.Module) -> dict[str, Unit]:
+    """All units of a network by name. No BatchNorm is joined to a layer. The network's attentions must be split."""
+    found = matrices(layers.read(model))
     for name, layer in norms.find(model).items():
         found[name] = Unit(layer, (name,), diagonal=True)
     return found

@@ -6,16 +6,22 @@ there on, these moments play the same part as the moments of raw inputs for the 
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.errors import UploadError
 from maecho.linalg.gaussians import Gaussians
-from maecho.network.forward import Pass
-from maecho.network.layers import Layer
-from maecho.network.narrow import narrow
+from maecho.network.attention import slow_path
+from maecho.network.forward import Pass, call
+from maecho.network.hooks import watching
+from maecho.network.layers import Architecture, Layer
 from maecho.network.spaces import Move, Place
 from maecho.statistics.moments import ClassScatter, check_gaussians
 from maecho.statistics.parts import GAUSSIANS
@@ -118,3 +124,64 @@ class _AtTheNarrowLayer(Gatherer):
         if self._layer is None or self._reason:
             raise NotGathered(self._reason)
         return {self._layer: self._scatter.moments()}
+
+
+def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapping[str, Tensor]) -> str | None:
+    """The first fully connected layer that no other path leads past. The very first layer does not count.
+
+    To test a layer, the network gets other inputs, and the layer gets what it saw before. If the output is the same as
+    before, nothing leads past the layer. A copy is run, since a forward may change buffers.
+
+    Args:
+        model: the model. It is not changed.
+        architecture: the architecture of the model.
+        inputs: a batch.
+        seen: the input of each layer when the model ran this batch, in order of execution.
+    """
+    if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
+        return None
+    modules: dict[str, list[str]] = {}
+    for name, layer in architecture.layers.items():
+        modules.setdefault(layer.name, []).append(name)
+    candidates = [
+        name
+        for name in list(seen)[1:]
+        if len(modules[name]) == 1 and architecture.layers[name].one_row_each(seen[name], len(inputs))
+    ]
+    if not candidates:
+        return None
+    with contextlib.suppress(Exception):  # copying a model, and running it on other inputs, may raise anything
+        twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
+        device = devices.of(model)
+        with torch.no_grad(), slow_path():
+            before = call(twin, inputs.clone(), device)
+            other = next((x for x in _others(inputs) if not _same(call(twin, x.clone(), device), before)), None)
+            if other is None:
+                return None
+            return next((name for name in candidates if _leads(twin, name, seen[name], other, before)), None)
+    return None
+
+
+def _others(inputs: Tensor) -> Iterator[Tensor]:
+    """Inputs that the network can take as well: the same examples in another order, and the same at half the size."""
+    yield inputs.roll(1, 0)
+    yield 0.5 * inputs
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
+        return False
+    return bool((one - other).abs().max() <= 1e-5 * other.abs().max())
+
+
+def _leads(model: nn.Module, name: str, seen: Tensor, other: Tensor, before: Tensor) -> bool:
+    """Whether the output is as before when the network gets other inputs and the layer what it saw before."""
+    calls: list[None] = []
+
+    def enter(name: str, module: nn.Module, x: Tensor) -> Tensor:
+        calls.append(None)
+        return seen.clone()
+
+    with watching(model, [name], enter):
+        found = call(model, other.clone(), devices.of(model))
+    return len(calls) == 1 and _same(found, before)

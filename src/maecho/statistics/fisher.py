@@ -2,7 +2,7 @@
 
 It has one number for each weight. The fast way computes the squares of a layer from the rows of its inputs and of the
 gradients at its outputs. That is right if these rows account for the whole gradient of its weight. All other
-parameters go the long way, one gradient for each example (see network/per_example.py).
+parameters go the long way, one gradient for each example (see per_example.py).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from maecho.linalg.finite import is_finite
 from maecho.linalg.symmetric import add_into
 from maecho.network import kinds
 from maecho.network.layers import Layer, complete
-from maecho.network.per_example import CHUNK, LongWay, squares, token_squares
 from maecho.network.spaces import Move
 from maecho.statistics.of_gradients import BackwardGatherer, Batch, Call, Deltas, parameters
 from maecho.statistics.parts import check_real
+from maecho.statistics.per_example import CHUNK, LongWay, squares, token_squares
 from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting, Statistic
 
 

@@ -15,6 +15,7 @@ from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import Covariance
 from maecho.network import layers
 from maecho.network.directions import Labels
+from maecho.network.plain import plain
 from maecho.network.spaces import Spaces
 from maecho.network.tracing import derive
 from maecho.privacy import Privacy
@@ -69,6 +70,7 @@ def make_upload(
         privacy: adds noise to all that is sent about the data, including the number of examples. The weights are not
             covered.
     """
+    model = plain(model, f"{client}: the model")
     wanted = _wanted(client, statistics, privacy)
     try:
         options = Options(labels, generator, gaussians, covariance)
@@ -81,18 +83,25 @@ def make_upload(
     architecture = layers.read(model)
     if isinstance(rule, size.ByLayer):
         rule.check(layer.name for layer in architecture.layers.values())
-    if architecture.unknown:
-        warnings.warn(
-            "these are averaged without statistics, since maecho cannot read them as matrices: "
-            f"{', '.join(architecture.unknown)}",
-            stacklevel=2,
-        )
     weights = _weights(model, architecture, client)
     setting = Setting(client, model, architecture, options)
     if privacy is None:
         gathered = gather(setting, batches, wanted, progress)
     else:
         gathered = gather_privately(setting, batches, wanted, privacy, progress)
+    architecture = gathered.architecture
+    if architecture.unknown:
+        warnings.warn(
+            f"{client}: these are averaged without statistics, since maecho cannot read them as matrices: "
+            f"{', '.join(architecture.unknown)}",
+            stacklevel=2,
+        )
+    if gathered.silent:
+        warnings.warn(
+            f"{client}: these layers did not run in the pass over the batches, so that they are averaged: "
+            f"{', '.join(gathered.silent)}; call them as modules in forward if they do run",
+            stacklevel=2,
+        )
     not_sent = dict(gathered.missing)
     spaces = _spaces(model, not_sent)
     upload = Upload(

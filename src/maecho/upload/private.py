@@ -56,7 +56,8 @@ def gather_privately(
             values[statistic.name] = statistic.of_noisy(noisy)
         except NotGathered as reason:
             missing[statistic.name] = str(reason)
-    return Gathered(replace(gathered.found, examples=int(noisy.examples.sum())), values, missing)
+    found = replace(gathered.found, examples=int(noisy.examples.sum()))
+    return replace(gathered, found=found, values=values, missing=missing)
 
 
 class ClippedSums:

@@ -13,15 +13,15 @@ accuracy of the network on the sphere.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from maecho.errors import InputError
+from maecho.network.hooks import watching
 from maecho.options import NOT_NEGATIVE, number
 
 GRAM, SUMS = "sphere gram", "sphere sums"
@@ -116,16 +116,11 @@ def _last_linear(model: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
     outputs: dict[str, Tensor] = {}
     layers = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
 
-    def note(name: str) -> Callable[[Any, Any, Tensor], None]:
-        return lambda _, __, out: outputs.update({name: out})
+    def after(name: str, module: nn.Module, x: Tensor, z: Tensor) -> None:
+        outputs[name] = z
 
-    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
-    try:
-        with torch.no_grad():
-            found = model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with watching(model, layers, after=after), torch.no_grad():
+        found = model(x)
     name = next((name for name, out in outputs.items() if out is found), "")
     if not name:
         raise InputError("a fixed head needs a network whose last layer is an nn.Linear, got another")
@@ -135,11 +130,11 @@ def _last_linear(model: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
 def _inputs_of(model: nn.Module, name: str, x: Tensor) -> Tensor:
     """What a layer gets to see."""
     found: list[Tensor] = []
-    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, args: found.append(args[0].detach()))
-    try:
-        with torch.no_grad():
-            for part in x.split(1000):
-                model(part)
-    finally:
-        hook.remove()
+
+    def before(name: str, module: nn.Module, x: Tensor) -> None:
+        found.append(x.detach())
+
+    with watching(model, [name], before), torch.no_grad():
+        for part in x.split(1000):
+            model(part)
     return torch.cat(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from maecho.errors import InputError
 from maecho.network.forward import forward
 from maecho.network.hooks import watching
-from maecho.network.layers import Layer
+from maecho.network.layers import Architecture, Layer
+from maecho.network.units import matrices
+from maecho.network.verified import Peeked, misread, without
 from maecho.statistics.of_gradients import BackwardGatherer
 from maecho.statistics.parts import Value
 from maecho.statistics.passes.backward import BackwardPasses
@@ -32,46 +34,85 @@ class Gathered:
     """Name of the statistic -> its value."""
     missing: dict[str, str]
     """Name of a statistic that could not be gathered -> the reason."""
+    architecture: Architecture
+    """The layers that are what they are read as."""
+    silent: tuple[str, ...]
+    """Layers that did not run."""
 
 
 def gather(
     setting: Setting, batches: Iterable[Any], statistics: Sequence[Statistic], progress: bool | None = None
 ) -> Gathered:
-    """Go through the data once. The model is left unchanged."""
-    client, model, architecture = setting.client, setting.model, setting.architecture
-    gatherers = {statistic.name: statistic.gatherer(setting) for statistic in statistics}
-    backward = BackwardPasses(setting, [g for g in gatherers.values() if isinstance(g, BackwardGatherer)])
-    graph = any(isinstance(g, BackwardGatherer) for g in gatherers.values())
-    order: dict[str, None] = {}
-    examples, outputs = 0, None
+    """Go through the data once. The model is left unchanged.
 
-    def see(name: str, module: nn.Module, x: Tensor) -> None:
-        layer = architecture.layers[name]
-        order.setdefault(layer.name)
-        for gatherer in gatherers.values():
-            gatherer.see(layer, module, x)
+    The first batch shows which layers are not what they are read as. If there are any, it is gone through again without
+    them.
+    """
+    rest = Peeked(batches, f"{setting.client}: statistics")
+    if rest.first is None:
+        raise InputError(f"{setting.client}: the batches must hold at least one example, got none")
+    units = matrices(setting.architecture).values()
+    going = _Going(setting, statistics)
+    with misread(setting.model, units, setting.watch) as wrong:
+        going.over([rest.first], progress=False)
+    if wrong:
+        setting = replace(setting, architecture=without(setting.architecture, wrong, setting.model))
+        going = _Going(setting, statistics)
+        going.over([rest.first], progress=False)
+    going.over(rest, progress)
+    return going.gathered()
 
-    with (
-        watching(model, architecture.layers, before=see, watch=setting.watch),
-        backward.watching() if graph else contextlib.nullcontext(),
-    ):
-        for step in forward(model, batches, f"{client}: statistics", progress, graph):
-            examples += step.size
-            outputs = step.output.shape[-1] if isinstance(step.output, Tensor) and step.output.dim() == 2 else None
-            for gatherer in gatherers.values():
-                gatherer.add(step)
-            if graph:
-                backward.add(step)
-    if examples == 0:
-        raise InputError(f"{client}: the batches must hold at least one example, got none")
-    found = _found(setting, list(order), examples, outputs)
-    values, missing = {}, {}
-    for name, gatherer in gatherers.items():
-        try:
-            values[name] = gatherer.value(found)
-        except NotGathered as reason:
-            missing[name] = str(reason)
-    return Gathered(found, values, missing)
+
+class _Going:
+    """A pass over the data that is under way."""
+
+    def __init__(self, setting: Setting, statistics: Sequence[Statistic]):
+        self._setting = setting
+        self._gatherers = {statistic.name: statistic.gatherer(setting) for statistic in statistics}
+        looking_back = [g for g in self._gatherers.values() if isinstance(g, BackwardGatherer)]
+        self._graph = bool(looking_back)
+        self._backward = BackwardPasses(setting, looking_back)
+        self._order: dict[str, None] = {}
+        self._examples = 0
+        self._outputs: int | None = None
+
+    def over(self, batches: Iterable[Any], progress: bool | None) -> None:
+        setting, gatherers = self._setting, self._gatherers.values()
+
+        def see(name: str, module: nn.Module, x: Tensor) -> None:
+            layer = setting.architecture.layers[name]
+            self._order.setdefault(layer.name)
+            for gatherer in gatherers:
+                gatherer.see(layer, module, x)
+
+        with (
+            watching(setting.model, setting.architecture.layers, before=see, watch=setting.watch),
+            self._backward.watching() if self._graph else contextlib.nullcontext(),
+        ):
+            for step in forward(setting.model, batches, f"{setting.client}: statistics", progress, self._graph):
+                self._examples += step.size
+                vector = isinstance(step.output, Tensor) and step.output.dim() == 2
+                self._outputs = step.output.shape[-1] if vector else None
+                for gatherer in gatherers:
+                    gatherer.add(step)
+                if self._graph:
+                    self._backward.add(step)
+
+    def gathered(self) -> Gathered:
+        setting = self._setting
+        found = _found(setting, list(self._order), self._examples, self._outputs)
+        silent = tuple(layer.name for layer in found.layers if layer.name not in self._order)
+        if silent and not self._order:
+            raise InputError(
+                f"{setting.client}: some layer must run in a pass over the batches, got none of {', '.join(silent)}"
+            )
+        values, missing = {}, {}
+        for name, gatherer in self._gatherers.items():
+            try:
+                values[name] = gatherer.value(found)
+            except NotGathered as reason:
+                missing[name] = str(reason)
+        return Gathered(found, values, missing, setting.architecture, silent)
 
 
 def _found(setting: Setting, ran: Sequence[str], examples: int, outputs: int | None) -> Found:
