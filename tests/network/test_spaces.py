@@ -21,7 +21,7 @@ def test_outputs_are_unchanged(name: str) -> None:
     make, shape = NETWORKS[name]
     x = torch.randn(shape, generator=rng())
     model = with_running_statistics(make(), x)
-    spaces = derive(model)
+    spaces = derive(model, x)
     verify(model, spaces, x)
     orders = {space.name: torch.randperm(space.size, generator=rng(1)) for space in spaces}
     other = make().eval()
@@ -30,7 +30,7 @@ def test_outputs_are_unchanged(name: str) -> None:
     assert not torch.equal(next(other.parameters()), next(model.parameters()))
 
 
-GOOD = derive(mlp((12, 9, 7, 5)))
+GOOD = derive(mlp((12, 9, 7, 5)), torch.zeros(2, 12))
 WRONG = {
     "name": (replace(GOOD[0], places=(Place("fc9.weight", 0),)), "must be a weight of the network, got a name"),
     "size": (replace(GOOD[0], size=8), "must be 8 neurons of 1 entries, got 9"),
@@ -68,5 +68,6 @@ def test_a_grown_state_dict_loads() -> None:
 def test_verifying_leaves_every_module_in_its_own_mode() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 2)).train()
     model[2].eval()
-    verify(model, derive(model), torch.randn(3, 4))
+    x = torch.randn(3, 4)
+    verify(model, derive(model, x), x)
     assert [module.training for module in model] == [True, True, False, True]

@@ -22,9 +22,10 @@ def test_random_mlps(sizes: list[int], bias: bool, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = mlp(sizes, bias=bias)
-    spaces = derive(model)
+    x = torch.randn(3, sizes[0], generator=rng(seed))
+    spaces = derive(model, x)
     assert [space.size for space in spaces] == sizes[1:-1]
-    verify(model, spaces, torch.randn(3, sizes[0], generator=rng(seed)), tolerance=1e-3)
+    verify(model, spaces, x, tolerance=1e-3)
 
 
 @settings(deadline=None, max_examples=15)
@@ -41,18 +42,18 @@ def test_random_cnns(channels: list[int], norm: bool, bias: bool, seed: int) -> 
             ]
         model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * 16, 4), nn.ReLU(), nn.Linear(4, 3))
     x = torch.randn(4, 2, 4, 4, generator=rng(seed))
-    spaces = derive(with_running_statistics(model, x))
+    spaces = derive(with_running_statistics(model, x), x)
     assert len(spaces) == len(channels) + 1
     verify(model, spaces, x)
 
 
 def test_a_residual_sum_makes_one_space_of_both_sides() -> None:
-    spaces = {space.name: space for space in derive(ResNet())}
+    spaces = {space.name: space for space in derive(ResNet(), torch.randn(2, 3, 8, 8))}
     assert {p.tensor for p in spaces["stem"].places} >= {"stem.weight", "blocks.0.two.weight", "blocks.1.one.weight"}
 
 
 def test_flattened_maps_give_blocks() -> None:
-    places = {(p.tensor, p.axis): p.block for space in derive(cnn()) for p in space.places}
+    places = {(p.tensor, p.axis): p.block for space in derive(cnn(), torch.randn(2, 3, 8, 8)) for p in space.places}
     assert places["11.weight", 1] == 4
 
 
@@ -65,7 +66,7 @@ def test_what_is_not_understood_is_left_alone() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.two(torch.cumsum(self.one(x), 1))
 
-    assert derive(Odd()) == ()
+    assert derive(Odd(), torch.randn(3, 6)) == ()
 
 
 def test_a_network_that_cannot_be_traced_says_what_to_do() -> None:
@@ -74,4 +75,4 @@ def test_a_network_that_cannot_be_traced_says_what_to_do() -> None:
             return x if x.sum() > 0 else -x
 
     with pytest.raises(InputError, match=r"Branching must be traceable by torch\.fx .*got: .*give them by hand"):
-        derive(Branching())
+        derive(Branching(), torch.randn(3, 6))

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from maecho.errors import InputError
-from maecho.network.forward import forward
+from maecho.network.forward import few, forward
 from maecho.network.hooks import watching
 from maecho.network.layers import Layer
 from maecho.statistics.of_gradients import BackwardGatherer
@@ -32,6 +32,8 @@ class Gathered:
     """Name of the statistic -> its value."""
     missing: dict[str, str]
     """Name of a statistic that could not be gathered -> the reason."""
+    inputs: Any
+    """The inputs of a few examples, on which the neuron spaces are tried. They are not sent."""
 
 
 def gather(
@@ -44,6 +46,7 @@ def gather(
     graph = any(isinstance(g, BackwardGatherer) for g in gatherers.values())
     order: dict[str, None] = {}
     examples, outputs = 0, None
+    inputs: Any = None
 
     def see(name: str, module: nn.Module, x: Tensor) -> None:
         layer = architecture.layers[name]
@@ -56,6 +59,8 @@ def gather(
         backward.watching() if graph else contextlib.nullcontext(),
     ):
         for step in forward(model, batches, f"{client}: statistics", progress, graph):
+            if not examples:
+                inputs = few(step.inputs)
             examples += step.size
             outputs = step.output.shape[-1] if isinstance(step.output, Tensor) and step.output.dim() == 2 else None
             for gatherer in gatherers.values():
@@ -71,7 +76,7 @@ def gather(
             values[name] = gatherer.value(found)
         except NotGathered as reason:
             missing[name] = str(reason)
-    return Gathered(found, values, missing)
+    return Gathered(found, values, missing, inputs)
 
 
 def _found(setting: Setting, ran: Sequence[str], examples: int, outputs: int | None) -> Found:
