@@ -95,7 +95,7 @@ def arguments(x: Any, device: torch.device, copy: bool = False) -> tuple[list[An
     return [x.to(device, copy=copy) if isinstance(x, Tensor) else x.to(device)], {}
 
 
-def few(x: Any, most: int = 8) -> Any:
+def few(x: Any, most: int = 4) -> Any:
     """The inputs of the first few examples, in memory of their own.
 
     Inputs come whole if their examples cannot be told apart.
