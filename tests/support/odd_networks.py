@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from maecho.network.spaces import Place, Space
 from support.clients import rng
 
 
@@ -87,3 +88,14 @@ ODD: dict[str, tuple[Make, Tensor]] = {
     ),
 }  # fmt: skip
 """A network, and inputs for it."""
+
+ASSUMED: dict[str, Space] = {
+    "embedding, flatten": Space("0", 6, (Place("0.weight", 1), Place("2.weight", 1, 5))),
+    "linear on tokens, flatten": Space("0", 6, (Place("0.weight", 0), Place("0.bias", 0), Place("3.weight", 1, 5))),
+    "mean over channels": Space("0", 6, (Place("0.weight", 0), Place("0.bias", 0), Place("3.weight", 1))),
+    "flatten places": Space("0", 9, (Place("0.weight", 0), Place("0.bias", 0), Place("3.weight", 1))),
+    "length equals channels": Space("0", 6, (Place("0.weight", 0), Place("0.bias", 0), Place("2.weight", 1))),
+    "batch norm of tokens": Space("two", 4, (Place("two.weight", 0), Place("two.bias", 0), Place("head.weight", 1, 5))),
+    "pooled features": Space("0", 6, (Place("0.weight", 0), Place("0.bias", 0), Place("3.weight", 1))),
+}
+"""What maecho assumed before it looked at axes."""
