@@ -61,7 +61,7 @@ def test_inputs_that_are_tried(private: bool, monkeypatch: pytest.MonkeyPatch) -
         return (), {}
 
     monkeypatch.setattr(client, "proven", proven)
-    data = batches()
+    data = batches(3)
     privacy = Privacy(noise=0.01, clip=1.0) if private else None
     maecho.make_upload(network(), data, "ann", privacy=privacy)
     x = data[0][0]
