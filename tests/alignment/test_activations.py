@@ -58,9 +58,9 @@ def test_the_assignment_is_the_hungarian_one_of_the_cost_by_hand() -> None:
     x = drawn(uploads, 300)
     own, theirs = (x @ u.weights["0.weight"].T + u.weights["0.bias"] for u in uploads)
     cost = (own.T.unsqueeze(1) - theirs.T.unsqueeze(0)).norm(dim=2)
-    found = Responses(shallow(2), uploads[1], uploads, derive(shallow(0)), 300, 0).distances(uploads[0])[0]
+    found = Responses(shallow(2), uploads[1], uploads, derive(shallow(0), x), 300, 0).distances(uploads[0])[0]
     torch.testing.assert_close(found, cost)
-    again = Responses(shallow(2), uploads[1], uploads, derive(shallow(0)), 300, 0)
+    again = Responses(shallow(2), uploads[1], uploads, derive(shallow(0), x), 300, 0)
     torch.testing.assert_close(again.distances(uploads[0]), again.distances(uploads[0]), rtol=0, atol=0)
     assert not any(module._forward_hooks for module in again._pair.modules())
 
@@ -75,8 +75,8 @@ def test_the_assignment_is_the_hungarian_one_of_the_cost_by_hand() -> None:
 def test_convolutions_are_compared_over_inputs_and_places() -> None:
     """Groups and blocks too: the outputs of a depthwise convolution are its space's neurons as much as what comes
     before it."""
-    model, _, uploads = permuted_copies("cnn", 2)
-    spaces = derive(model)
+    model, x, uploads = permuted_copies("cnn", 2)
+    spaces = derive(model, x)
     x = torch.cat([x for _, inputs in common_inputs(uploads, 50, 0) for x, _ in inputs])
     found = Responses(model, uploads[0], uploads, spaces, 50, 0).distances(uploads[1])
     expected: list[Tensor] = []
@@ -156,10 +156,10 @@ def test_rescaled_neurons_are_found_but_averaged_as_they_are() -> None:
     c, model = 1.5, shallow(0)
     orders = {"0": torch.randperm(9, generator=rng())}
     other = rescaled(shallow(0), torch.full((9,), c, dtype=torch.float64))
-    other.load_state_dict(permute(other.state_dict(), derive(other), orders))
+    x = torch.randn(20, 12, generator=rng(), dtype=torch.float64)
+    other.load_state_dict(permute(other.state_dict(), derive(other, x), orders))
     made = shallow(3)
     made.load_state_dict(maecho.aggregate(uploads_of(model, other), "ot", model=model, **BOTH))
-    x = torch.randn(20, 12, generator=rng(), dtype=torch.float64)
     torch.testing.assert_close(made(x), (1 + c) * (1 + 1 / c) / 4 * model(x))
 
 
@@ -167,7 +167,7 @@ def test_rescaling_is_seen_in_its_own_layer_alone() -> None:
     model = network(0, torch.float64)
     scales = torch.linspace(0.5, 4, 9, dtype=torch.float64)
     uploads = uploads_of(model, rescaled(network(0, torch.float64), scales))
-    spaces = derive(model)
+    spaces = derive(model, torch.zeros(2, 12, dtype=torch.float64))
     first, second = Responses(model, uploads[0], uploads, spaces, 200, 0).distances(uploads[1])
     z = drawn(uploads, 200) @ uploads[0].weights["0.weight"].T + uploads[0].weights["0.bias"]
     torch.testing.assert_close(first.diagonal(), (scales - 1).abs() * z.norm(dim=0))

@@ -182,7 +182,7 @@ def test_statistics_of_a_users_kind_are_those_of_linear_layers(tmp_path: Path) -
 
 def test_neurons_of_a_users_kind_are_followed_and_may_grow() -> None:
     model, x = theirs(0), batches(dtype=torch.float64)[0][0]
-    spaces = derive(model)
+    spaces = derive(model, x)
     assert [space.size for space in spaces] == [9, 7]
     assert Place("0.weight", 1) in spaces[0].places
     assert Place("3.weight", 0) in spaces[0].places
@@ -199,7 +199,7 @@ def test_layers_of_a_users_kind_may_grow() -> None:
 def test_neurons_of_a_type_that_was_not_itself_registered_are_fixed() -> None:
     model = nn.Sequential(InputsFirst(12, 9), Derived(9, 7), nn.Linear(7, 5))
     assert layers.read(model).layers.keys() == {"0", "1", "2"}, "they are matrices all the same"
-    assert derive(model) == ()
+    assert derive(model, torch.randn(3, 12)) == ()
 
 
 class Scores(nn.Module):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from maecho.errors import InputError
 from maecho.lab.networks import mlp
-from maecho.network.spaces import Place, Space, check, load, permute, verify
+from maecho.network.spaces import Place, Space, check, holding, load, permute, verify
 from maecho.network.tracing import derive
 from support.clients import rng
 from support.networks import NETWORKS, with_running_statistics
+from support.odd_networks import ASSUMED, ODD
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -21,7 +23,7 @@ def test_outputs_are_unchanged(name: str) -> None:
     make, shape = NETWORKS[name]
     x = torch.randn(shape, generator=rng())
     model = with_running_statistics(make(), x)
-    spaces = derive(model)
+    spaces = derive(model, x)
     verify(model, spaces, x)
     orders = {space.name: torch.randperm(space.size, generator=rng(1)) for space in spaces}
     other = make().eval()
@@ -30,7 +32,7 @@ def test_outputs_are_unchanged(name: str) -> None:
     assert not torch.equal(next(other.parameters()), next(model.parameters()))
 
 
-GOOD = derive(mlp((12, 9, 7, 5)))
+GOOD = derive(mlp((12, 9, 7, 5)), torch.zeros(2, 12))
 WRONG = {
     "name": (replace(GOOD[0], places=(Place("fc9.weight", 0),)), "must be a weight of the network, got a name"),
     "size": (replace(GOOD[0], size=8), "must be 8 neurons of 1 entries, got 9"),
@@ -59,6 +61,67 @@ def test_a_specification_that_fits_but_is_wrong_is_found() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ASSUMED)
+def test_what_was_assumed_of_odd_networks_does_not_hold(name: str) -> None:
+    make, x = ODD[name]
+    model = make().eval()
+    found, reasons = holding(model, [ASSUMED[name]], x)
+    assert found == ()
+    (reason,) = reasons.values()
+    assert float(re.fullmatch(r"permuting its neurons changed the outputs by (\S+) of their norm", reason)[1]) > 0.01  # type: ignore[index]
+
+
+def test_two_neurons_do_change_places() -> None:
+    """A random order of two neurons would leave half of all such spaces untried."""
+    model = mlp((4, 2, 3))
+    for seed in range(4):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            wrong = Space("half", 2, (Place("fc1.weight", 0),))
+            assert holding(model, [wrong], torch.randn(3, 4))[0] == ()
+
+
+def test_outputs_that_are_no_numbers_prove_nothing() -> None:
+    class Broken(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / 0
+
+    class Words(nn.Linear):
+        def forward(self, x: Tensor) -> list[object]:  # type: ignore[override]
+            return ["a word", x.argmax(1), None]
+
+    for model, words in ((Broken(4, 3), "NaN or infinity"), (Words(4, 3), "none")):
+        with pytest.raises(
+            InputError, match=f"{type(model).__name__} must give out finite numbers for its .* got {words}"
+        ):
+            holding(model, [], torch.zeros(2, 4))
+
+
+def test_all_outputs_count() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> dict[str, object]:
+            h = self.one(x)
+            return {"of": (self.two(h), [h])}
+
+    model, x = Two(), torch.randn(3, 4, generator=rng())
+    hidden = Space("one", 5, (Place("one.weight", 0), Place("one.bias", 0), Place("two.weight", 1)))
+    assert holding(model, [hidden], x)[0] == ()
+    assert derive(model, x) == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_networks_of_any_precision_keep_their_spaces(dtype: torch.dtype) -> None:
+    model = mlp((12, 64, 48, 5), bias=True).to(dtype)
+    x = torch.randn(4, 12, generator=rng()).to(dtype)
+    spaces = derive(model, x)
+    assert len(spaces) == 2
+    assert holding(model, spaces, x) == (spaces, {})
+
+
 def test_a_grown_state_dict_loads() -> None:
     wide = mlp((12, 11, 8, 5), bias=True)
     x = torch.randn(3, 12, generator=rng())
@@ -68,5 +131,6 @@ def test_a_grown_state_dict_loads() -> None:
 def test_verifying_leaves_every_module_in_its_own_mode() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 2)).train()
     model[2].eval()
-    verify(model, derive(model), torch.randn(3, 4))
+    x = torch.randn(3, 4)
+    verify(model, derive(model, x), x)
     assert [module.training for module in model] == [True, True, False, True]

@@ -68,7 +68,7 @@ def test_aligned_they_are_those_of_the_reference() -> None:
     """Features of permuted copies of one network on the same data agree after alignment."""
     model, data = network(), batches()
     other = network()
-    spaces = derive(model)
+    spaces = derive(model, data[0][0])
     orders = {space.name: torch.randperm(space.size, generator=rng(space.size)) for space in spaces}
     other.load_state_dict(permute(other.state_dict(), spaces, orders))
     uploads = [maecho.make_upload(m, data, c, rank=None) for m, c in ((model, "ann"), (other, "bob"))]

@@ -27,7 +27,7 @@ def test_of_a_permuted_network_they_are_the_permuted_ones(architecture: str, nam
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, other = with_running_statistics(make(), x).double(), make().eval().double()
-    data, spaces = [(x.double(), torch.arange(20) % 4)], derive(model)
+    data, spaces = [(x.double(), torch.arange(20) % 4)], derive(model, x.double())
     orders = {space.name: torch.randperm(space.size, generator=rng(space.size)) for space in spaces}
     other.load_state_dict(permute(model.state_dict(), spaces, orders))
     before, after = (make_upload(one, data, "ann", [name], rank=None) for one in (model, other))

@@ -67,7 +67,7 @@ def permuted_copies(name: str, count: int = 3) -> tuple[nn.Module, torch.Tensor,
     make, shape = NETWORKS[name]
     x = torch.randn((12, *shape[1:]), generator=rng())
     model = with_running_statistics(make(), x)
-    spaces, uploads = derive(model), []
+    spaces, uploads = derive(model, x), []
     for i in range(count):
         orders = {s.name: torch.randperm(s.size, generator=rng(i)) for s in spaces} if i else {}
         other = make().eval()

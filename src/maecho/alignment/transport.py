@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from maecho.alignment.responses import Responses
+from maecho import devices
+from maecho.alignment.responses import Responses, common_inputs
 from maecho.errors import InputError, UploadError
 from maecho.network.layers import Layer
 from maecho.network.spaces import Move, Space, Spaces, check
-from maecho.network.tracing import derive
+from maecho.network.tracing import proven
 from maecho.options import POSITIVE, number, one_of
 from maecho.statistics import INPUTS, STATISTICS
 from maecho.upload.cohort import Cohort
@@ -53,8 +54,8 @@ class Alignment:
             client gets at least one.
         seed: the seed of the draws.
         spaces: the neuron spaces (which axes are the same neurons), if the clients could not trace their network.
-        model: a network of this architecture, any weights. The spaces are derived from it if the uploads do not carry
-            them, and it is run for activations. It is not changed.
+        model: a network of this architecture, any weights. The spaces are found by running it on inputs drawn from the
+            uploads' moments if the uploads do not carry them, and it is run for activations. It is not changed.
     """
 
     _name: ClassVar[str] = "ot"
@@ -105,14 +106,22 @@ class Alignment:
         upload = largest[0]
         spaces = self.spaces or next((one.spaces for one in largest if one.spaces is not None), None)
         if spaces is None and self.model is not None:
-            spaces = derive(self.model)
+            spaces = self._of_model(self.model, uploads)
         if spaces is None:
             raise UploadError(
                 f"{upload.client}: matching needs the neuron spaces of the architecture, got none; give a network of "
-                "this architecture as model=, or the spaces as spaces="
+                "this architecture as model= beside uploads with moments, or the spaces as spaces="
             )
         check(spaces, upload.weights)
         return spaces
+
+    def _of_model(self, model: nn.Module, uploads: Sequence[Upload]) -> Spaces | None:
+        """The spaces of the model that hold on a few drawn inputs. None if no inputs can be drawn."""
+        drawn_from = [upload for upload in uploads if INPUTS in upload.statistics]
+        dtype = devices.float32_or_finer(list(model.parameters()))
+        for _, inputs in common_inputs(drawn_from, len(drawn_from), self.seed, dtype):
+            return proven(model, next(iter(inputs))[0])[0]
+        return None
 
     def _to(self, reference: Upload, upload: Upload, spaces: Spaces, responses: Responses | None) -> Upload:
         settled: set[tuple[str, int]] = set()

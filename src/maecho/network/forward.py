@@ -83,11 +83,40 @@ def check_labels(labels: Tensor, classes: int, client: str) -> None:
 
 def call(model: Callable[..., Any], x: Any, device: torch.device) -> Any:
     """The model's output for one batch of inputs. Of several outputs it is the first."""
-    if isinstance(x, Mapping):
-        output = model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in x.items()})
-    else:
-        output = model(x.to(device))
+    args, kwargs = arguments(x, device)
+    output = model(*args, **kwargs)
     return output[0] if isinstance(output, tuple | list) else output
+
+
+def arguments(x: Any, device: torch.device, copy: bool = False) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments, by position and by name, with which a model is called for one batch of inputs."""
+    if isinstance(x, Mapping):
+        return [], {k: v.to(device, copy=copy) if isinstance(v, Tensor) else v for k, v in x.items()}
+    return [x.to(device, copy=copy) if isinstance(x, Tensor) else x.to(device)], {}
+
+
+def few(x: Any, most: int = 4) -> Any:
+    """The inputs of the first few examples, in memory of their own.
+
+    Inputs come whole if their examples cannot be told apart.
+    """
+    if isinstance(x, Tensor):
+        return (x[:most] if x.layout is torch.strided else x).clone()
+    if not isinstance(x, Mapping):
+        return x
+    n = examples(x)
+    apart = all(isinstance(v, Tensor) and v.dim() and len(v) == n for v in x.values())
+    return {k: few(v, most if apart else len(v)) if isinstance(v, Tensor) and v.dim() else v for k, v in x.items()}
+
+
+def stand_in(x: Any) -> Any:
+    """Inputs of the same shapes that say nothing about the data: normal numbers, and otherwise zeros."""
+    if isinstance(x, Mapping):
+        return {k: stand_in(v) if isinstance(v, Tensor) else v for k, v in x.items()}
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        return torch.zeros_like(x) if isinstance(x, Tensor) else x
+    drawn = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    return drawn.to(device=x.device, dtype=x.dtype)
 
 
 def _class_labels(y: Any, size: int) -> Tensor | None:

@@ -114,3 +114,10 @@ def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _keyword(kwargs: dict[str, Any]) -> str:
     """The name of that argument. The layers of torch call it `input`."""
     return "input" if "input" in kwargs else next(iter(kwargs))
+
+
+def remove_all(model: nn.Module) -> None:
+    """Remove every hook that would run in a forward pass."""
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            hooks.clear()

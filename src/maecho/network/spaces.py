@@ -6,6 +6,7 @@ leaves the network's outputs as they were. tracing.py finds the spaces of a netw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.errors import InputError
+from maecho.linalg.finite import is_finite
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
 from maecho.network import kinds
-from maecho.network.forward import evaluating
+from maecho.network.forward import arguments, evaluating
 from maecho.network.layers import Layer
+
+TOLERANCE = 1e-4
+"""How far outputs may move, relative to their norm, when the neurons of a space are permuted."""
+ROUNDINGS = 8
+"""The same in roundings of the network's own precision, if that is more."""
 
 
 @dataclass(frozen=True)
@@ -172,21 +180,74 @@ def check(spaces: Sequence[Space], weights: Mapping[str, Tensor]) -> None:
 
 
 def verify(model: nn.Module, spaces: Sequence[Space], inputs: Any, tolerance: float = 1e-3) -> None:
-    """Raise InputError, which names the first space whose permutation changes the outputs, if there is one."""
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    """Raise InputError, which names the first space whose permutation changes the outputs, if there is one.
+
+    The model is not changed.
+    """
+    for space, gap in _gaps(model, spaces, inputs):
+        if not gap <= tolerance:
+            raise InputError(
+                f"space {space.name!r} must leave the outputs unchanged when its neurons are permuted, got a change of "
+                f"{gap:.3g}; its places are {', '.join(p.tensor for p in space.places)}"
+            )
+
+
+def holding(model: nn.Module, spaces: Sequence[Space], inputs: Any) -> tuple[Spaces, dict[str, str]]:
+    """The spaces whose permutation leaves the outputs as they were, and the reason for each that does not.
+
+    The outputs may change by `TOLERANCE`, or by a few roundings if the network is less precise than float32.
+    """
+    found, reasons = [], {}
+    rounding = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
+    for space, gap in _gaps(model, spaces, inputs):
+        if gap <= max(TOLERANCE, ROUNDINGS * rounding):
+            found.append(space)
+        else:
+            reasons[space.name] = f"permuting its neurons changed the outputs by {gap:.2g} of their norm"
+    return tuple(found), reasons
+
+
+def _gaps(model: nn.Module, spaces: Sequence[Space], inputs: Any) -> Iterator[tuple[Space, float]]:
+    """Every space, and by how much the outputs change when its neurons are permuted, relative to their norm."""
+    state = model.state_dict()
     check(spaces, state)
     rng = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad(), evaluating(model):
-            before = model(inputs)
-            for space in spaces:
-                order = torch.randperm(space.size, generator=rng)
-                model.load_state_dict(permute(state, [space], {space.name: order}))
-                gap = float((model(inputs) - before).norm() / before.norm().clamp(min=1e-12))
-                if gap > tolerance:
-                    raise InputError(
-                        f"space {space.name!r} must leave the outputs unchanged when its neurons are permuted, got a "
-                        f"change of {gap:.3g}; its places are {', '.join(p.tensor for p in space.places)}"
-                    )
-    finally:
-        model.load_state_dict(state)
+    with torch.no_grad(), evaluating(model):
+        before = _outputs(model, {}, inputs)
+        for space in spaces:
+            places = {place.tensor: state[place.tensor] for place in space.places}
+            after = _outputs(model, permute(places, [space], {space.name: _cycle(space.size, rng)}), inputs)
+            yield space, max((_gap(a, b) for a, b in zip(after, before, strict=True)), default=math.inf)
+
+
+def _cycle(size: int, rng: torch.Generator) -> Tensor:
+    """An order in which no neuron keeps its place."""
+    order = torch.randperm(size, generator=rng)
+    return torch.empty_like(order).index_copy_(0, order, order.roll(1))
+
+
+def _gap(after: Tensor, before: Tensor) -> float:
+    if after.shape != before.shape:
+        return math.inf
+    return float((after - before).norm() / before.norm().clamp(min=1e-12))
+
+
+def _outputs(model: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> list[Tensor]:
+    """All tensors of numbers that the network gives out, with some of its weights replaced."""
+    args, kwargs = arguments(inputs, devices.of(model), copy=True)
+    out = list(_tensors(torch.func.functional_call(model, dict(weights), tuple(args), kwargs)))
+    if not (out and all(is_finite(tensor) for tensor in out)):
+        raise InputError(
+            f"{type(model).__name__} must give out finite numbers for its neuron spaces to be tried, got "
+            f"{'NaN or infinity' if out else 'none'}"
+        )
+    return out
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.is_floating_point() or output.is_complex():
+            yield output
+    elif isinstance(output, Mapping | tuple | list):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(part)

@@ -20,7 +20,7 @@ from maecho.errors import UploadError
 from maecho.linalg.gaussians import Gaussians
 from maecho.network.attention import slow_path
 from maecho.network.forward import Pass, call
-from maecho.network.hooks import watching
+from maecho.network.hooks import remove_all, watching
 from maecho.network.layers import Architecture, Layer
 from maecho.network.spaces import Move, Place
 from maecho.statistics.moments import ClassScatter, check_gaussians
@@ -152,6 +152,7 @@ def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapp
         return None
     with contextlib.suppress(Exception):  # copying a model, and running it on other inputs, may raise anything
         twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
+        remove_all(twin)
         device = devices.of(model)
         with torch.no_grad(), slow_path():
             before = call(twin, inputs.clone(), device)

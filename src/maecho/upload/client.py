@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from maecho.network import layers
 from maecho.network.directions import Labels
 from maecho.network.plain import plain
 from maecho.network.spaces import Spaces
-from maecho.network.tracing import derive
+from maecho.network.tracing import proven
 from maecho.privacy import Privacy
 from maecho.statistics import STATISTICS, Options, Statistic
 from maecho.statistics.passes.gather import gather
@@ -103,7 +102,7 @@ def make_upload(
             stacklevel=2,
         )
     not_sent = dict(gathered.missing)
-    spaces = _spaces(model, not_sent)
+    spaces = _spaces(model, gathered.inputs, not_sent)
     upload = Upload(
         client=client,
         examples=gathered.found.examples,
@@ -144,19 +143,19 @@ def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | No
     return [STATISTICS[name] for name in names]
 
 
-def _spaces(model: nn.Module, not_sent: dict[str, str]) -> Spaces | None:
-    """The neuron spaces. If there are none, the reason is noted in `not_sent`: only matching needs them."""
-    # A copy is traced, since tracing runs forward(), which may change buffers. It shares the model's parameters.
+def _spaces(model: nn.Module, inputs: Any, not_sent: dict[str, str]) -> Spaces | None:
+    """The neuron spaces that hold on these inputs. Why others are left out is noted in `not_sent`: only matching needs
+    them."""
     try:
-        twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
-    except Exception as error:  # copying a model may raise anything
-        not_sent["spaces"] = f"{type(model).__name__} cannot be copied to be traced ({' '.join(str(error).split())})"
-        return None
-    try:
-        return derive(twin)
+        spaces, left_out = proven(model, inputs)
     except InputError as error:
         not_sent["spaces"] = str(error)
         return None
+    if left_out:
+        reasons = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
+        warnings.warn(f"the neurons of these layers keep their order in matching: {reasons}", stacklevel=3)
+    not_sent |= {f"space {name!r}": reason for name, reason in left_out.items()}
+    return spaces
 
 
 def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -> dict[str, Tensor]:

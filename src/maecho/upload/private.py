@@ -20,7 +20,7 @@ from torch import Tensor
 
 from maecho.errors import InputError
 from maecho.linalg.symmetric import add_into
-from maecho.network.forward import Pass, check_labels, examples, forward, parts
+from maecho.network.forward import Pass, check_labels, examples, forward, parts, stand_in
 from maecho.privacy import NoisySums, Privacy
 from maecho.statistics.passes.gather import Gathered, gather
 from maecho.statistics.statistic import NotGathered, Setting, Statistic
@@ -56,8 +56,9 @@ def gather_privately(
             values[statistic.name] = statistic.of_noisy(noisy)
         except NotGathered as reason:
             missing[statistic.name] = str(reason)
+    # The neuron spaces are tried on drawn inputs, so that what holds says nothing about the data.
     found = replace(gathered.found, examples=int(noisy.examples.sum()))
-    return replace(gathered, found=found, values=values, missing=missing)
+    return replace(gathered, found=found, values=values, missing=missing, inputs=stand_in(gathered.inputs))
 
 
 class ClippedSums:

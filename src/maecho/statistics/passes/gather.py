@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from maecho.errors import InputError
-from maecho.network.forward import forward
+from maecho.network.forward import few, forward
 from maecho.network.hooks import watching
 from maecho.network.layers import Architecture, Layer
 from maecho.network.units import matrices
@@ -38,6 +38,8 @@ class Gathered:
     """The layers that are what they are read as."""
     silent: tuple[str, ...]
     """Layers that did not run."""
+    inputs: Any
+    """The inputs of a few examples, on which the neuron spaces are tried. They are not sent."""
 
 
 def gather(
@@ -75,6 +77,7 @@ class _Going:
         self._order: dict[str, None] = {}
         self._examples = 0
         self._outputs: int | None = None
+        self._inputs: Any = None
 
     def over(self, batches: Iterable[Any], progress: bool | None) -> None:
         setting, gatherers = self._setting, self._gatherers.values()
@@ -90,6 +93,8 @@ class _Going:
             self._backward.watching() if self._graph else contextlib.nullcontext(),
         ):
             for step in forward(setting.model, batches, f"{setting.client}: statistics", progress, self._graph):
+                if not self._examples:
+                    self._inputs = few(step.inputs)
                 self._examples += step.size
                 vector = isinstance(step.output, Tensor) and step.output.dim() == 2
                 self._outputs = step.output.shape[-1] if vector else None
@@ -112,7 +117,7 @@ class _Going:
                 values[name] = gatherer.value(found)
             except NotGathered as reason:
                 missing[name] = str(reason)
-        return Gathered(found, values, missing, setting.architecture, silent)
+        return Gathered(found, values, missing, setting.architecture, silent, self._inputs)
 
 
 def _found(setting: Setting, ran: Sequence[str], examples: int, outputs: int | None) -> Found:
