@@ -1,5 +1,5 @@
-"""Measures how accurate a model is: overall and per class. Defines the ensemble that merged models are
-compared with."""
+"""Measures how accurate a model is, overall and per class, and how well it is calibrated. Defines the ensemble that
+merged models are compared with."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from maecho.errors import InputError
 from maecho.linalg.finite import is_finite
 from maecho.network.forward import check_labels, forward
 
+BINS = 15
+"""The number of bins of the calibration error."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The counts that accuracies are computed from."""
+    """The counts that accuracies are computed from, and the calibration error."""
 
     correct: tuple[int, ...]
     """The number of right answers for each class."""
     examples: tuple[int, ...]
     """The number of examples of each class."""
+    calibration_error: float
+    """The expected calibration error Σ_b n_b / n · |accuracy_b − confidence_b|, in [0, 1]. An example's confidence is
+    the largest of its probabilities (the softmax of the outputs), and b runs over 15 bins of equal width of the
+    confidence. accuracy_b and confidence_b are the means over the n_b examples of a bin."""
 
     @property
     def accuracy(self) -> float:
@@ -39,8 +46,10 @@ class Evaluation:
 
 
 def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = None) -> Evaluation:
-    """Measure accuracy on batches of (inputs, labels). The model is left unchanged."""
+    """Measure accuracy and calibration on batches of (inputs, labels). The model is left unchanged."""
+    bins = torch.zeros(BINS, dtype=torch.float64)  # for each bin: Σ (right or not − confidence)
     correct = examples = torch.zeros(0, dtype=torch.int64)
+    gives_probabilities = isinstance(model, Ensemble) and model.by == "probabilities"
     for step in forward(model, batches, "evaluation", progress):
         if step.labels is None or not isinstance(step.output, Tensor) or step.output.dim() != 2:
             got = "no such labels" if step.labels is None else f"outputs {tuple(getattr(step.output, 'shape', ()))}"
@@ -52,13 +61,23 @@ def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = N
         check_labels(labels, classes, "evaluation")
         if not is_finite(step.output):
             raise InputError("evaluation: the model's outputs must be finite, got NaN or infinity")
-        right = labels[step.output.argmax(1).cpu() == labels].bincount(minlength=classes)
+        hit = step.output.argmax(1).cpu() == labels
+        right = labels[hit].bincount(minlength=classes)
+        bins += _gaps(step.output if gives_probabilities else step.output.softmax(1), hit)
         if not len(examples):
             correct = examples = torch.zeros(classes, dtype=torch.int64)
         correct, examples = correct + right, examples + labels.bincount(minlength=classes)
     if not int(examples.sum()):
         raise InputError("evaluation: there must be at least one example, got none")
-    return Evaluation(tuple(correct.tolist()), tuple(examples.tolist()))
+    error = float(bins.abs().sum() / examples.sum())
+    return Evaluation(tuple(correct.tolist()), tuple(examples.tolist()), error)
+
+
+def _gaps(probabilities: Tensor, hit: Tensor) -> Tensor:
+    """Bin by bin: the number of right answers minus the sum of confidences. Bin b holds (b/15, (b + 1)/15]."""
+    confidence = probabilities.detach().amax(1).double().cpu()
+    of = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    return torch.zeros(BINS, dtype=torch.float64).index_add_(0, of, hit.double() - confidence)
 
 
 class Ensemble(nn.Module):

@@ -75,17 +75,24 @@ def test_aggregate_with_options(uploads: list[Path], run: Run) -> None:
     )
 
 
+def found_error(module: str) -> float:
+    model = factories.model(f"{module}:network", Path("merged.safetensors"))
+    return evaluate(model, factories.batches(f"{module}:bob")).calibration_error
+
+
 def test_evaluate(module: str, uploads: list[Path], run: Run) -> None:
     aggregate(uploads).save("merged.safetensors")
     for file in ("merged.safetensors", "ann.safetensors", "ann-weights"):
         said = run(f"evaluate --model {module}:network --weights {file} --data {module}:bob --json").json
         found = evaluate(factories.model(f"{module}:network", Path(file)), factories.batches(f"{module}:bob"))
         assert said["accuracy"] == found.accuracy
+        assert said["calibration_error"] == found.calibration_error
         assert said["examples"] == sum(found.examples)
         assert said["per_class"] == [None, *found.per_class[1:]]
     shown = run(f"evaluate --model {module}:network --weights merged.safetensors --data {module}:bob").out
     assert "no example" in shown
     assert "Accuracy of the model" in shown
+    assert f"Calibration error: {100 * found_error(module):.2f} %" in shown
 
 
 @pytest.mark.parametrize("by", ["logits", "probabilities", "class-aware"])

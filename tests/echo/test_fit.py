@@ -13,7 +13,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from maecho.echo.fit import Regression, discriminant, fitted, write
+from maecho.echo.fit import DISAGREEING, Regression, disagreement, discriminant, fitted, write
 from maecho.echo.totals import ByClass, UnitSums
 from maecho.network.layers import Layer
 from maecho.network.stages import plan
@@ -118,14 +118,90 @@ def test_the_ridge_head_is_that_of_scikit_learn() -> None:
     alpha = 0.01 * float(data["sums"].gram[0].trace())
     target = nn.functional.one_hot(data["y"], 4).numpy()
     model = Ridge(alpha, fit_intercept=False).fit(data["H"].numpy(), target)
-    torch.testing.assert_close(got, torch.from_numpy(model.coef_))
+    expected = torch.from_numpy(model.coef_)
+    torch.testing.assert_close(got / got.norm(), expected / expected.norm())
+
+
+def centred(scores: Tensor) -> Tensor:
+    return scores - scores.mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
+def test_the_ridge_head_gives_scores_as_large_as_the_clients_own(size: float) -> None:
+    """An offset that all classes share is no part of the size."""
+    data = of_classes()
+    Z, prior = size * randn(300, 4, seed=3) + 50, randn(1, 4, 6)
+    sums = replace(data["sums"], cross=(Z.T @ data["H"]).unsqueeze(0))
+    bare = solved(Regression(0.01), BIASED, sums, prior, is_head=True)[0]
+    squares = torch.stack([Z.square().sum(), centred(Z).square().sum()])
+    told = replace(sums, by_class=replace(sums.by_class, squares=squares))
+    got = solved(Regression(0.01), BIASED, told, prior, is_head=True)[0]
+    torch.testing.assert_close(centred(data["H"] @ got.T).square().sum(), squares[1])
+    # Without the squares, as with privacy, the head that is fitted to Z says how large they are.
+    of_outputs = solved(Regression(0.01, "regression"), BIASED, sums, prior, is_head=True)[0]
+    sizes = [centred(data["H"] @ W.T).square().sum() for W in (bare, of_outputs)]
+    torch.testing.assert_close(*sizes)
+    torch.testing.assert_close(got / got.norm(), bare / bare.norm())
+
+
+def test_outputs_of_zero_do_not_silence_the_ridge_head() -> None:
+    data = of_classes()
+    nothing = torch.zeros(2, dtype=torch.float64)
+    sums = replace(data["sums"], by_class=replace(data["sums"].by_class, squares=nothing))
+    W = solved(Regression(0.01), BIASED, sums, torch.zeros(1, 4, 6).double(), is_head=True)[0]
+    assert float(((data["H"] @ W.T).argmax(1) == data["y"]).double().mean()) > 0.8
+
+
+@pytest.mark.parametrize("head", ["ridge", "lda"])
+def test_clients_that_agree_are_fitted_to_their_outputs(head: Any) -> None:
+    """From disagreement 0 to DISAGREEING a head goes straight from the clients' outputs to the labels."""
+    data, prior = of_classes(), randn(1, 4, 6)
+    sums = replace(data["sums"], cross=randn(1, 4, 6, seed=3) @ data["sums"].gram)
+
+    def at(share: float, **options: Any) -> Tensor:
+        given = replace(sums, disagreement=share * DISAGREEING)
+        return solved(Regression(0.01, **options), BIASED, given, prior, is_head=True)
+
+    none, half, whole, more = (at(share, head=head) for share in (0, 0.5, 1, 7))
+    assert torch.equal(whole, more)
+    torch.testing.assert_close(none, at(1, head="regression"))
+    torch.testing.assert_close(half, (none + whole) / 2)
+    assert not torch.allclose(none, whole, rtol=0.1)
+
+
+def test_clients_that_agree_are_not_pulled() -> None:
+    data, Z, prior = of_classes(), randn(300, 3, seed=1), randn(1, 3, 6, seed=2)
+    Y = nn.functional.one_hot(data["y"], 4).double()
+    sums = replace(totals(data["H"], Z), by_class=replace(data["sums"].by_class, outputs=Y.T @ Z))
+    for share, pull in ((0.0, 0.0), (0.5, 0.3), (1.0, 0.6), (4.0, 0.6)):
+        got = solved(Regression(0.01, pull=0.6), BIASED, replace(sums, disagreement=share * DISAGREEING), prior)
+        torch.testing.assert_close(got, solved(Regression(0.01, pull=pull), BIASED, sums, prior))
+
+
+def test_disagreement_is_what_the_average_does_not_explain() -> None:
+    data = of_classes()
+    average, by_class = randn(1, 4, 6), data["sums"].by_class
+
+    def of(Z: Tensor) -> float:
+        squares = torch.stack([Z.square().sum(), centred(Z).square().sum()])
+        told = replace(totals(data["H"], Z), by_class=replace(by_class, squares=squares))
+        return disagreement(BIASED, told, average)
+
+    explained = data["H"] @ average[0].T
+    Z = explained + randn(300, 4, seed=4)
+    assert of(Z) == pytest.approx(float((Z - explained).square().sum() / Z.square().sum()))
+    assert 0 <= of(explained) < 1e-12
+    assert of(-explained) == 1
+    assert of(0 * explained) == 0
+    assert disagreement(BIASED, data["sums"], average) == 1  # nobody said
+    assert disagreement(BIASED, replace(data["sums"], by_class=None), average) == 1
 
 
 def test_lda_is_the_gaussian_posterior() -> None:
     """The scores are log π + log N(x; μ, Σ) with one Σ for all classes, up to a term that all classes share."""
     data = of_classes()
     x, y = data["x"], data["y"]
-    W = solved(Regression(0, "lda"), BIASED, data["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
+    W = solved(Regression(0, "lda"), BIASED, data["sums"], torch.zeros(1, 4, 6).double(), is_head=True)[0]
     means = torch.stack([x[y == k].mean(0) for k in range(4)])
     within = (x - means[y]).T @ (x - means[y]) / len(x)
     joint = torch.stack(
@@ -143,8 +219,10 @@ def test_lda_is_the_gaussian_posterior() -> None:
 def test_lda_without_a_bias_is_the_nearest_linear_function() -> None:
     data = of_classes(bias=False)
     sums, x = data["sums"], data["x"]
-    got = solved(Regression(0, "lda"), LINEAR, sums, torch.zeros(1, 4, 5), is_head=True)[0]
-    with_bias = solved(Regression(0, "lda"), BIASED, of_classes()["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
+    got = solved(Regression(0, "lda"), LINEAR, sums, torch.zeros(1, 4, 5).double(), is_head=True)[0]
+    with_bias = solved(Regression(0, "lda"), BIASED, of_classes()["sums"], torch.zeros(1, 4, 6).double(), is_head=True)[
+        0
+    ]
     wanted = x @ with_bias[:, :-1].T + with_bias[:, -1]
     torch.testing.assert_close(got, torch.linalg.lstsq(x, wanted).solution.T)
 
@@ -156,7 +234,7 @@ def test_a_class_that_nobody_holds_is_never_chosen(head: Any, noise: float) -> N
     data = of_classes(held=(0, 2, 3))
     data["sums"].by_class.counts[1] += noise
     data["sums"].by_class.labels[1] += noise
-    W = solved(Regression(1e-3, head), BIASED, data["sums"], torch.zeros(1, 4, 6), is_head=True)[0]
+    W = solved(Regression(1e-3, head), BIASED, data["sums"], torch.zeros(1, 4, 6).double(), is_head=True)[0]
     scores = data["H"] @ W.T
     assert W.isfinite().all()
     assert 1 not in scores.argmax(1)

@@ -82,7 +82,7 @@ class TestMessages:
         server.collect(c.answer(server.broadcast()) for c in clients)
         expected = {"round", "head/4", "unit/2", "weights/0.weight", "weights/0.bias"}
         assert server.broadcast().tensors().keys() == expected
-        said = {"gram", "cross", "prior", "labels", "outputs", "counts"}
+        said = {"gram", "cross", "prior", "labels", "outputs", "counts", "squares"}
         answer = clients[0].answer(server.broadcast()).tensors()
         assert answer.keys() == {"clients", "examples", *(f"sum/2/{s}" for s in said)}
 
@@ -164,6 +164,11 @@ class TestBirth:
             ({"outputs": torch.ones(CLASSES, IN)}, "outputs of 'fc' must be (5, 3), got (5, 4)"),
             ({"labels": None}, "sums by class of 'fc' must come with their counts, got outputs, counts alone"),
             ({"counts": None, "labels": torch.ones(0, IN), "outputs": torch.ones(0, OUT)}, "got labels, outputs alone"),
+            ({"squares": torch.ones(1)}, "squares of 'fc' must be (2,), got (1,)"),
+            (
+                {"labels": None, "outputs": None, "counts": None, "squares": torch.ones(2)},
+                "sums by class of 'fc' must come with their counts, got squares alone",
+            ),
             ({"noise": torch.ones(2)}, "noise of 'fc' must be one number, got (2,)"),
             ({"unit": 3}, "the unit of totals must be a name, got int"),
         ],

@@ -46,10 +46,11 @@ class TestExact:
         assert all(torch.equal(t, before[key]) for key, t in own.state_dict().items())
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in own.modules())
 
-    def test_identical_clients_are_a_fixed_point_on_data_of_their_own(self, kind: Any) -> None:
+    @pytest.mark.parametrize("regression", [PLAIN, Regression(), Regression(head="lda", pull=1)], ids=str)
+    def test_identical_clients_are_a_fixed_point_on_data_of_their_own(self, kind: Any, regression: Regression) -> None:
         make, data = kind
         own = random_network(make, 1)
-        state = relay(random_network(make, 2), [(own, data(i)) for i in range(3)], regression=PLAIN)
+        state = relay(random_network(make, 2), [(own, data(i)) for i in range(3)], regression=regression)
         for i in range(3):
             expected = outputs(own, own.state_dict(), data(i))
             torch.testing.assert_close(outputs(own, state, data(i)), expected, rtol=1e-3, atol=1e-3)

@@ -73,12 +73,13 @@ def show_demo(demo: Demo, folder: Path, page: Path) -> None:
     out.print(who)
     table = Table(title="Accuracy on all ten digits", title_justify="left")
     table.add_column("model")
-    for column in ("accuracy", "seconds"):
+    for column in ("accuracy", "calibration error", "seconds"):
         table.add_column(column, justify="right")
     table.add_column("file")
     for row in demo.rows:
+        error = "" if row.calibration_error is None else f"{100 * row.calibration_error:.1f} %"
         seconds = f"{row.seconds:.3f}" if row.seconds else ""
-        table.add_row(row.name, f"{100 * row.accuracy:.1f} %", seconds, Path(row.file).name if row.file else "")
+        table.add_row(row.name, f"{100 * row.accuracy:.1f} %", error, seconds, Path(row.file).name if row.file else "")
     out.print(table)
     say("What leaves a client: ", plain(f"maecho inspect {folder / 'client-0.safetensors'}", "bold"))
     say("All of it as a page: ", plain(page, "bold"), whole=True)
@@ -144,7 +145,7 @@ def show_merged(merged: Merged, path: Path) -> None:
 
 
 def show_evaluation(found: Evaluation, what: str) -> None:
-    """Print the accuracy on each class and on all examples."""
+    """Print the accuracy on each class and on all examples, and the calibration error."""
     table = Table(title=f"Accuracy of the {what}", title_justify="left")
     for column in ("class", "examples", "accuracy"):
         table.add_column(column, justify="right")
@@ -153,6 +154,7 @@ def show_evaluation(found: Evaluation, what: str) -> None:
     table.add_section()
     table.add_row("all", str(sum(found.examples)), f"{100 * found.accuracy:.2f} %")
     out.print(table)
+    say(f"Calibration error: {100 * found.calibration_error:.2f} % (how far confidence is from accuracy)")
 
 
 def show_methods(methods: Mapping[str, tuple[Guide, Mapping[str, Any]]]) -> None:

@@ -60,7 +60,7 @@ def evaluate_(
     by: Annotated[values.By, typer.Option(help="How an ensemble combines outputs.")] = values.By.probabilities,
     as_json: Json = False,
 ) -> None:
-    """Measure the accuracy of a model, or of an ensemble of models, overall and per class.
+    """Measure the accuracy of a model, or of an ensemble of models, overall and per class, and its calibration error.
 
     Example: `maecho evaluate --model clinic:network --weights merged.safetensors --data clinic:test`
     """
@@ -74,7 +74,14 @@ def evaluate_(
     found = evaluate(chosen, factories.batches(data))
     if as_json:
         per_class = [None if n == 0 else right / n for right, n in zip(found.correct, found.examples, strict=True)]
-        console.print_json({"accuracy": found.accuracy, "examples": sum(found.examples), "per_class": per_class})
+        console.print_json(
+            {
+                "accuracy": found.accuracy,
+                "calibration_error": found.calibration_error,
+                "examples": sum(found.examples),
+                "per_class": per_class,
+            }
+        )
     else:
         console.show_evaluation(found, "model" if len(models) == 1 else f"ensemble of {len(models)} by {by}")
 

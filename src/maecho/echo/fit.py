@@ -3,7 +3,12 @@
     min_W Σ_i Σ ‖W h − z_i‖² + ε ‖W − W̄‖²   =>   W = W̄ + (Σ z hᵀ − W̄ Σ h hᵀ) (Σ h hᵀ + εI)⁻¹
 
 h is the merged network's input to the unit, and z_i is the output of client i's own unit for the same sample. Only
-totals over all clients are needed. The head may be fitted to the labels instead, from the same Σ h hᵀ and from Σ y hᵀ.
+totals over all clients are needed. The head may be fitted to the labels instead, from the same Σ h hᵀ and from Σ y hᵀ:
+
+    min_W Σ ‖W h − y‖² + ε ‖W‖²,   times a = √(Σ ‖z − z̄‖² / Σ ‖W h − mean of W h‖²)
+
+Scores near 0 and 1 would give every class nearly the same probability. With the factor a they are as large as the
+clients' own.
 """
 
 from __future__ import annotations
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
 Head = Literal["regression", "ridge", "lda"]
 HEADS = ("regression", "ridge", "lda")
 
+DISAGREEING = 0.01
+"""Clients whose disagreement is at least this large are fitted to their labels as the options say. Below it labels
+count less, and not at all where the clients agree: their common model is then the right answer."""
+
 
 @dataclass(frozen=True)
 class Regression:
@@ -35,15 +44,17 @@ class Regression:
 
     Args:
         ridge: ε = ridge · (inputs / examples) · tr Σ h hᵀ. A wide layer can overfit more, so its ε is larger.
-        head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, or by "lda" (linear
-            discriminant analysis: one Gaussian for each class, one covariance for all).
+        head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, with scores as
+            large as the clients' own, or by "lda" (linear discriminant analysis: one Gaussian for each class, one
+            covariance for all).
         pull: how far fully connected layers between the first and the last are fitted to the mean of z over the
             example's class instead of z itself, in [0, 1]. Much of the output of badly trained clients has nothing to
             do with the class, and the mean removes it. Well-trained clients lose nothing by it.
 
     In three cases the head is fitted by regression and the pull is 0: without labels, if the rows of the last layer are
-    not the classes, and with a single client, whose own network is then the right answer. The defaults were found on
-    held-out training data by benchmarks/echo_settings.py.
+    not the classes, and with a single client, whose own network is then the right answer. The more the clients agree,
+    the closer a fit comes to that; see DISAGREEING. The defaults were found on held-out training data by
+    benchmarks/echo_settings.py.
     """
 
     ridge: float = 5e-4
@@ -71,24 +82,55 @@ class Regression:
         """The unit's [W b] from its sums. Sums by class are used if examples have labels."""
         gram, cross = gram_of(unit, sums), sums.cross
         ridge = gram.ridge(self.ridge, examples) + sums.floor
-        if sums.by_class is not None:
-            labels, counts, outputs = sums.by_class.labels, sums.by_class.counts, sums.by_class.outputs
-            if is_head and self.head == "ridge":
-                return gram.plus_identity(ridge).divide(labels.unsqueeze(0))
-            if is_head and self.head == "lda":
-                return discriminant(sums.gram[0], labels, counts, ridge[0], unit.bias).unsqueeze(0)
-            if not is_head:
-                assert outputs is not None
-                means = outputs / counts.clamp(min=1)[:, None]
-                cross = (1 - self.pull) * cross + self.pull * (means.mT @ labels)
+        damped, by_class = gram.plus_identity(ridge), sums.by_class
+        trust = min(1.0, sums.disagreement / DISAGREEING)
+        if by_class is not None and not is_head:
+            assert by_class.outputs is not None
+            means, pull = by_class.outputs / by_class.counts.clamp(min=1)[:, None], trust * self.pull
+            cross = (1 - pull) * cross + pull * (means.mT @ by_class.labels)
         gap = cross - gram.after(prior)
-        return prior + gram.plus_identity(ridge).divide(gap)
+        if by_class is None or not is_head or self.head == "regression":
+            return prior + damped.divide(gap)
+        # Both heads from one factorisation.
+        of_gap, of_labels = damped.divide(torch.cat([gap, by_class.labels.unsqueeze(0)], 1)).split(len(gap[0]), 1)
+        of_outputs = prior + of_gap
+        if self.head == "lda":
+            of_labels = discriminant(sums.gram[0], by_class.labels, by_class.counts, ridge[0], unit.bias).unsqueeze(0)
+        else:
+            of_labels = of_labels * scale(of_labels[0], of_outputs[0], sums)
+        return torch.lerp(of_outputs, of_labels, trust)
 
 
 def gram_of(unit: Unit, sums: UnitSums) -> Total:
     """Σ h hᵀ in the form of a sum over clients. For one-hot rows it is diagonal, and only the diagonal [g, 1, d] was
     sent."""
     return Diagonal(sums.gram.squeeze(-2)) if unit.layer.one_hot else Dense(sums.gram)
+
+
+def disagreement(unit: Unit, sums: UnitSums, average: Float[Tensor, "g o d"]) -> float:
+    """Σ ‖z − W̄h‖² / Σ ‖z‖², at most 1. It is 1 if the clients did not send Σ ‖z‖²."""
+    if sums.by_class is None or sums.by_class.squares is None:
+        return 1.0
+    whole = sums.by_class.squares[0]
+    apart = whole - 2 * (average * sums.cross).sum() + (average * gram_of(unit, sums).after(average)).sum()
+    return min(1.0, max(0.0, float(apart / whole))) if whole > 0 else 0.0
+
+
+def scale(W: Float[Tensor, "k d"], of_outputs: Float[Tensor, "k d"], sums: UnitSums) -> float:
+    """The factor that gives the scores W h the size of the clients' own outputs z.
+
+    Both are centred, as an offset that all classes share changes no probability. Their mean squares become equal. If
+    the clients did not send Σ ‖z − z̄‖², the scores of the head that was fitted to z stand for z.
+    """
+    assert sums.by_class is not None
+
+    def square(V: Tensor) -> Tensor:
+        V = V - V.mean(0)
+        return (V * (V @ sums.gram[0])).sum()
+
+    squares = sums.by_class.squares
+    own, merged = square(of_outputs) if squares is None else squares[1], square(W)
+    return math.sqrt(own / merged) if own > 0 and merged > 0 else 1.0
 
 
 def repaired(unit: Unit, sums: UnitSums, examples: Tensor) -> UnitSums:

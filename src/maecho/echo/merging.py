@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from maecho import devices
-from maecho.echo.fit import Regression, fitted, repaired
+from maecho.echo.fit import Regression, disagreement, fitted, repaired
 from maecho.echo.messages import Answer, Opening, units_named
 from maecho.echo.state import RelayState
 from maecho.echo.totals import sums_of
@@ -78,6 +79,7 @@ class MergedNetwork:
             prior = total.of(unit.name).prior.to(device) / examples
             if sums.noise is not None:
                 sums = repaired(unit, sums, examples)
+            sums = replace(sums, disagreement=disagreement(unit, sums, prior))
             if self._prior is not None:
                 prior = unit.matrix(self._prior).to(prior)
             new |= fitted(regression, unit, sums, prior, self.network, float(examples), unit.name == head)

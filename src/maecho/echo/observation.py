@@ -150,7 +150,11 @@ def _sums(unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None,
     if limit is not None:
         factor = _factor(limit, h, t, len(x))
         h, t = _scaled(h, factor), _scaled(t, factor)
-    by_class = None if y is None else ByClass(y.T @ h[0], y.sum(0), y.T @ t[0])
+    by_class = None
+    if y is not None:
+        centred = t[0] - t[0].mean(-1, keepdim=True)
+        squares = torch.stack([t[0].square().sum(), centred.square().sum()])
+        by_class = ByClass(y.T @ h[0], y.sum(0), y.T @ t[0], squares)
     return UnitSums(h.mT @ h, t.mT @ h, by_class)
 
 

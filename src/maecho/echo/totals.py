@@ -34,13 +34,17 @@ class ByClass:
     """The number of examples of each class."""
     outputs: Float[Tensor, "k o"] | None = None
     """Σ y zᵀ. Only layers before the head need it."""
+    squares: Float[Tensor, " 2"] | None = None
+    """Σ ‖z‖², and Σ ‖z − z̄‖² with z̄ the mean over the outputs."""
 
     def add_(self, other: ByClass) -> ByClass:
         """Add in place."""
-        outputs = None
+        outputs = squares = None
         if self.outputs is not None and other.outputs is not None:
             outputs = self.outputs.add_(other.outputs)
-        return ByClass(self.labels.add_(other.labels), self.counts.add_(other.counts), outputs)
+        if self.squares is not None and other.squares is not None:
+            squares = self.squares.add_(other.squares)
+        return ByClass(self.labels.add_(other.labels), self.counts.add_(other.counts), outputs, squares)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +61,9 @@ class UnitSums:
     """With privacy: the variance of the noise on an entry of the gram."""
     floor: Float[Tensor, ""] | float = 0.0
     """The ridge is at least this large, since the gram had noise."""
+    disagreement: float = 1.0
+    """Σ ‖z − W̄h‖² / Σ ‖z‖², W̄ the average of the clients' own matrices: 0 for clients with one model, and at most 1.
+    It is 1 if it is not known."""
 
     def add_(self, other: UnitSums) -> UnitSums:
         """Add sums without noise in place."""
@@ -86,6 +93,9 @@ class UnitTotals:
     """Σ y zᵀ, under the same condition."""
     counts: Float[Tensor, " k"] | None = None
     """The number of examples of each class, under the same condition."""
+    squares: Float[Tensor, " 2"] | None = None
+    """Σ ‖z‖² and Σ ‖z − z̄‖² with z̄ the mean over the outputs, under the same condition. Older answers do not
+    have it."""
     noise: Float[Tensor, ""] | None = None
     """With privacy: the variance of the noise on an entry of the gram."""
 
@@ -106,12 +116,19 @@ class UnitTotals:
                 f"Σ h hᵀ of {self.unit!r} must be {triangle} or {diagonal} numbers, got {_shape(self.gram)}"
             )
         classes = len(self.counts) if self.counts is not None and self.counts.dim() else 0
-        for part, expected in {"labels": (classes, d), "outputs": (classes, o), "counts": (classes,)}.items():
+        for part, expected in {
+            "labels": (classes, d),
+            "outputs": (classes, o),
+            "counts": (classes,),
+            "squares": (2,),
+        }.items():
             tensor = getattr(self, part)
             if tensor is not None and tensor.shape != expected:
                 raise InputError(f"{part} of {self.unit!r} must be {expected}, got {_shape(tensor)}")
-        if (self.labels is None) != (self.counts is None) or (self.outputs is not None and self.labels is None):
-            there = ", ".join(part for part in ("labels", "outputs", "counts") if part in self.parts())
+        if (self.labels is None) != (self.counts is None) or (
+            self.labels is None and (self.outputs is not None or self.squares is not None)
+        ):
+            there = ", ".join(part for part in ("labels", "outputs", "counts", "squares") if part in self.parts())
             raise InputError(f"sums by class of {self.unit!r} must come with their counts, got {there} alone")
         if self.noise is not None and self.noise.numel() != 1:
             raise InputError(f"noise of {self.unit!r} must be one number, got {_shape(self.noise)}")
@@ -133,6 +150,7 @@ def totals_of(unit: Unit, sums: UnitSums, prior: Float[Tensor, "g o d"]) -> Unit
         labels=None if by_class is None else own(by_class.labels),
         outputs=None if by_class is None or by_class.outputs is None else own(by_class.outputs),
         counts=None if by_class is None else own(by_class.counts),
+        squares=None if by_class is None or by_class.squares is None else own(by_class.squares),
         noise=None if sums.noise is None else own(sums.noise),
     )
 
@@ -149,7 +167,8 @@ def sums_of(unit: Unit, shape: tuple[int, ...], totals: UnitTotals, device: torc
     gram, by_class = totals.gram.to(device), None
     if totals.labels is not None and totals.counts is not None:
         outputs = None if totals.outputs is None else totals.outputs.to(device)
-        by_class = ByClass(totals.labels.to(device), totals.counts.to(device), outputs)
+        squares = None if totals.squares is None else totals.squares.to(device)
+        by_class = ByClass(totals.labels.to(device), totals.counts.to(device), outputs, squares)
     noise = None if totals.noise is None else totals.noise.to(device)
     whole = gram if unit.layer.one_hot else wire.whole_matrix(gram, d)
     return UnitSums(whole, totals.cross.to(device), by_class, noise)

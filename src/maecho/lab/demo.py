@@ -44,6 +44,8 @@ class Row:
     """The file of the merged model, if there is one."""
     per_class: tuple[float, ...]
     """The accuracy on each digit."""
+    calibration_error: float | None = None
+    """How far the model's confidence is from its accuracy; see Evaluation."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
     test = data.batches(digits.x_test, digits.y_test, 500)
     local = [evaluate(m, test) for m in models]
     of_classes = tuple(map(fmean, zip(*(found.per_class for found in local), strict=True)))
-    rows = [Row("local (mean)", fmean(found.accuracy for found in local), 0.0, None, of_classes)]
+    accuracy, error = fmean(found.accuracy for found in local), fmean(found.calibration_error for found in local)
+    rows = [Row("local (mean)", accuracy, 0.0, None, of_classes, error)]
     for method in (*MERGED, "echo-relay"):
         model = networks.build(NETWORK, rng)
         began = time.perf_counter()
@@ -101,7 +104,8 @@ def demo(out: Path, clients: int = 5, beta: float = 0.01, seed: int = 0, progres
         merged.save(path)
         model.load_state_dict(merged)
         measured = evaluate(model, test)
-        rows.append(Row(method, measured.accuracy, seconds, str(path), measured.per_class))
+        error = measured.calibration_error
+        rows.append(Row(method, measured.accuracy, seconds, str(path), measured.per_class, error))
     rows.append(_ensemble(models, test))
     counts = [Upload.load(path, only=("classes",)).statistics.get("classes") for path in files]
     return Demo(
@@ -129,4 +133,5 @@ def _check_free(path: Path, kind: str) -> None:
 def _ensemble(models: list[nn.Module], test: data.Batches) -> Row:
     began = time.perf_counter()
     found = evaluate(Ensemble(models, "probabilities"), test)
-    return Row(f"ensemble of {len(models)}", found.accuracy, time.perf_counter() - began, None, found.per_class)
+    seconds, error = time.perf_counter() - began, found.calibration_error
+    return Row(f"ensemble of {len(models)}", found.accuracy, seconds, None, found.per_class, error)
