@@ -1,9 +1,9 @@
 """Compares methods on whole uploads and on uploads that are cut: what does the cut cost?
 
 Two clients train on scikit-learn's digits, from the same weights. For the residual networks with normalisation they
-have halves of the data; for the MLP one has the digits 0 to 4 and the other 5 to 9. The uploads are made once for every rank
-that is named. A number is an accuracy on test images, in percent. The row of a rank also says how large one client's
-tensors are: times its weights, and times what cannot be cut.
+have halves of the data; for the MLP one has the digits 0 to 4 and the other 5 to 9. The uploads are made once for every
+rank that is named. A number is an accuracy on test images, in percent. The row of a rank also says how large one
+client's tensors are: times its weights, and times what cannot be cut.
 
     python benchmarks/cut_settings.py                            # four networks, three seeds
     python benchmarks/cut_settings.py --networks batch --seeds 0 --ranks 2x 4x
