@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,12 @@ import torch
 from torch import Tensor
 
 import maecho
+from maecho import aggregation
+from maecho.aggregation.method import Method
+from maecho.linalg.spectra import Spectrum
 from maecho.statistics import STATISTICS
 from maecho.upload.client import make_upload
+from maecho.upload.merged import Merged
 from support.clients import batches, clients, network
 from support.contract import EVERY, Everything, close, everything, skip_pfnm, skip_tokens
 
@@ -185,3 +190,36 @@ def test_a_model_on_a_gpu_is_uploaded_from_there() -> None:
     upload = make_upload(model, batches(), "a")
     assert next(model.parameters()).is_cuda
     close(upload.state_dict(), network().state_dict(), 0)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        aggregation.RegMean(),
+        aggregation.RegMean(ridge=0, shrink=0.5),
+        aggregation.Kronecker(),
+        aggregation.Kronecker(damping=0.01),
+        aggregation.MAEcho(form="printed", steps=5),
+        aggregation.MAEcho(form="printed", steps=5, normalise=True),
+        aggregation.MAEcho(form="printed", solver="limit"),
+        aggregation.MAEcho(form="anchored", solver="limit"),
+    ],
+    ids=str,
+)
+def test_the_rest_of_a_cut_matrix_counts_as_the_eigenvalues_that_it_stands_for(method: Method) -> None:
+    uploads = clients(3, torch.float64, rank=1)
+    wanted = {"gram", "gradients"}
+
+    def with_matrices(change: Callable[[Spectrum], Spectrum]) -> Merged:
+        changed = [
+            replace(
+                u, statistics={n: {k: change(s) for k, s in v.items()} for n, v in u.statistics.items() if n in wanted}
+            )
+            for u in uploads
+        ]
+        return maecho.aggregate(changed, method)
+
+    cut, whole, held = (with_matrices(f) for f in (Spectrum.to, Spectrum.completed, Spectrum.held))
+    for name, tensor in whole.items():
+        torch.testing.assert_close(cut[name], tensor, rtol=1e-6, atol=1e-8)
+    assert any(not torch.allclose(cut[name], tensor, rtol=1e-4, atol=1e-6) for name, tensor in held.items())

@@ -79,3 +79,20 @@ def test_cutting_the_grams_costs_little() -> None:
 def test_bad_options(options: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RegMean(**options)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+def test_directions_that_were_cut_do_not_count_as_without_inputs(ridge: float) -> None:
+    """A direction that one client keeps and the other has cut is not the first client's alone: both have inputs there.
+    The inputs lie in all directions nearly alike, as they do behind a normalisation."""
+    models = [nn.Sequential(nn.Linear(40, 8)).double() for _ in range(2)]
+    data = [torch.randn(300, 40, generator=rng(i), dtype=torch.float64) for i in range(2)]
+
+    def merged(rank: int | None) -> torch.Tensor:
+        pairs = enumerate(zip(models, data, strict=True))
+        uploads = [maecho.make_upload(m, [x], f"c{i}", ["gram"], rank=rank) for i, (m, x) in pairs]
+        return maecho.aggregate(uploads, "regmean", ridge=ridge)["0.weight"]
+
+    whole, cut = merged(None), merged(10)
+    gap = (models[0][0].weight - models[1][0].weight).detach().norm()
+    assert (cut - whole).norm() < 0.15 * gap

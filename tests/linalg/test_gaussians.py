@@ -228,3 +228,17 @@ GROUPED = Spectrum.of_dense(torch.eye(6, dtype=torch.float64).expand(2, 6, 6))
 def test_parts_that_do_not_fit_together_are_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         replace(made(), **changed)
+
+
+def test_a_cut_without_variances_drops_a_residual_that_was_there() -> None:
+    once = made().cut(lambda _: 4)
+    assert once.residual is not None
+    for rank in (1, 6):
+        assert once.cut(lambda _, rank=rank: rank, keep_variances=False).residual is None
+
+
+def test_a_covariance_has_a_residual_and_no_rest() -> None:
+    one = made()
+    covariances = tuple(c.cut(1, keep_rest=True) for c in one.covariances)
+    with pytest.raises(ValueError, match="class covariances must be one matrix each, given by directions"):
+        replace(one, covariances=covariances)

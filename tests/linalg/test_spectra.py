@@ -203,3 +203,70 @@ def test_what_is_right_is_not_complained_about() -> None:
     assert Spectrum(torch.tensor([[1.0, 0.5]]), near).complaint(1.0) is None
     # A direction of eigenvalue 0 may be anything.
     assert Spectrum(torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 5.0], [0.0, 5.0]]])).complaint(1.0) is None
+
+
+def with_rest(rank: int = 2) -> tuple[Spectrum, Spectrum]:
+    """A matrix, and the same cut to a rank with the mean of the other eigenvalues."""
+    return made(), made().cut(rank, keep_rest=True)
+
+
+def test_a_rest_is_the_mean_of_the_eigenvalues_that_were_cut() -> None:
+    whole, cut = with_rest()
+    assert cut.rest is not None
+    torch.testing.assert_close(cut.rest, whole.values[:, 2:].mean(-1))
+    torch.testing.assert_close(cut.trace, whole.trace)
+    torch.testing.assert_close(cut.dense().diagonal(dim1=-2, dim2=-1).sum(-1), whole.trace)
+    again = cut.cut(1, keep_rest=True)
+    assert again.rest is not None
+    torch.testing.assert_close(again.rest, whole.values[:, 1:].mean(-1))
+    torch.testing.assert_close(again.dense(), whole.cut(1, keep_rest=True).dense())
+    assert cut.cut(2, keep_rest=True) is cut
+    assert cut.cut(2).rest is None is cut.cut(1).rest is whole.cut(5, keep_rest=True).rest
+    assert cut.bytes == whole.cut(2).bytes + 2 * 8
+    assert cut.known
+    assert whole.cut(0, keep_rest=True).known
+    assert not whole.cut(0).known
+
+
+def test_all_that_is_done_with_a_matrix_reads_its_rest() -> None:
+    _, cut = with_rest()
+    assert cut.rest is not None
+    t, identity = cut.rest[:, None, None], torch.eye(5, dtype=torch.float64)
+    held = (cut.basis * cut.values.unsqueeze(-2)) @ cut.basis.mT
+    expected = held + t * (identity - cut.basis @ cut.basis.mT)
+    M = torch.randn(2, 3, 5, generator=rng(3), dtype=torch.float64)
+    torch.testing.assert_close(cut.dense(), expected)
+    torch.testing.assert_close(cut.total().matrix, expected)
+    torch.testing.assert_close(cut.after(M), M @ expected)
+    torch.testing.assert_close(cut.scaled(2.0).dense(), 2 * expected)
+    torch.testing.assert_close(cut.map(torch.sqrt).dense() @ cut.map(torch.sqrt).dense(), expected)
+    torch.testing.assert_close(cut.permuted(torch.tensor([1, 0])).dense(), expected.flip(0))
+    torch.testing.assert_close(projector(cut, 0.5).dense(), expected @ torch.linalg.inv(expected + 0.5 * identity))
+    torch.testing.assert_close(cut.held().dense(), held)
+    low = cut.to(dtype=torch.bfloat16)
+    assert low.rest is not None
+    assert low.rest.dtype == torch.float64
+    torch.testing.assert_close(low.dense().double(), expected, rtol=0.05, atol=0.1)
+    full = cut.completed()
+    assert (full.rank, full.rest, full.complaint()) == (5, None, None)
+    torch.testing.assert_close(full.dense(), expected)
+    assert full.completed() is full
+
+
+def test_what_is_wrong_with_a_rest_is_said() -> None:
+    values, basis = torch.ones(1, 1), torch.eye(2)[:, :1].unsqueeze(0)
+
+    def said(rest: Tensor) -> str:
+        one = Spectrum(values, basis, rest)
+        return str(one.malformed() or one.complaint(largest=1.0))
+
+    assert said(torch.tensor([0.5])) == "None"
+    assert said(torch.tensor([-0.5])) == "positive semidefinite, got the eigenvalue -0.5"
+    assert said(torch.tensor([torch.nan])) == "finite, got NaN or infinity"
+    assert said(torch.tensor([2.0])) == "of eigenvalues in [0, 1], got 2"
+    assert said(torch.ones(2)) == "given with one rest for each of its 1 group(s), got shape (2,)"
+    # Beside a rest every direction matters, also one of eigenvalue 0.
+    skew = torch.tensor([[[1.0, 5.0], [0.0, 5.0]]])
+    assert Spectrum(torch.tensor([[1.0, 0.0]]), skew).complaint() is None
+    assert "orthonormal" in str(Spectrum(torch.tensor([[1.0, 0.0]]), skew, torch.tensor([0.1])).complaint())
+    assert Spectrum(torch.zeros(1, 0), torch.zeros(1, 2, 0), torch.tensor([-1.0])).complaint() is not None

@@ -63,3 +63,21 @@ def test_mixed_neurons_mix_variances_by_the_squares() -> None:
     torch.testing.assert_close(after.residual, (kept.residual.double() @ M.T**2).to(kept.residual))
     torch.testing.assert_close(after.means, (kept.means.double() @ M.T).to(kept.means))
     assert all(isinstance(covariance, Spectrum) and covariance.rank == 0 for covariance in after.covariances)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("name", ["gram", "gradients"])
+def test_the_rest_of_a_cut_matrix_moves_with_the_neurons(name: str, mixed: bool) -> None:
+    """A permutation leaves it as it is; where neurons are mixed, it becomes part of the matrix."""
+    upload = make_upload(network().double(), batches(dtype=torch.float64), "ann", [name], rank=1)
+    whole = {layer: spectrum.completed() for layer, spectrum in upload.statistics[name].items()}
+    assert upload.spaces is not None
+    for space in upload.spaces:
+        M = torch.eye(space.size, dtype=torch.float64)[torch.randperm(space.size, generator=rng(1))]
+        M = (M + 0.5) / (1 + 0.5 * space.size) if mixed else M
+        carried, expected = (
+            moved(one, Move(space, M)).statistics[name] for one in (upload, replace(upload, statistics={name: whole}))
+        )
+        for layer, spectrum in carried.items():
+            torch.testing.assert_close(spectrum.dense(), expected[layer].dense())
+            assert mixed or torch.equal(spectrum.rest, upload.statistics[name][layer].rest)

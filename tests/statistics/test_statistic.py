@@ -82,7 +82,7 @@ def test_a_new_statistic_is_one_class_and_one_row(tmp_path: Path, monkeypatch: p
     assert inspection.warnings(again)[-1] == "a largest input may be that of one example"
     cut = size.cut(upload, size.parse(2))
     assert all(one.rank == 2 for one in cut.statistics["largest"].values())
-    assert cut.bytes(["largest"]) - cut.bytes([]) == 3 * (2 * 8 + 4 * 2 * 4)
+    assert cut.bytes(["largest"]) - cut.bytes([]) == 3 * (2 * 8 + 4 * 2 * 4 + 8)
     assert cut.to("cpu").statistics["largest"]["0"].rank == 2
     aligned = Alignment(reference="ann").align([upload, make_upload(network(1), batches(), "bob", ["largest"])])
     assert "largest" in aligned[1].statistics

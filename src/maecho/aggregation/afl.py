@@ -8,7 +8,8 @@ as all of it in one place. For that all clients must share everything before the
 
 The head is exact for uploads made with `rank=None`. Other uploads carry a Gram that is cut to its leading directions.
 Then Y_iᵀ X_i is projected on these directions too: otherwise it would be divided by γ in the directions that the Gram
-has lost.
+has lost. The mean eigenvalue of the lost directions, which the upload carries, is of no use here: Y_iᵀ X_i is largest
+in directions with more than the mean, and they would get weights that are too large.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class AFL:
             if self.backbone == "shared":
                 _check_shared(mean.first, upload)
             assert upload.head is not None  # an upload with targets has one
-            G = upload.statistics["gram"][upload.head]
+            G = upload.statistics["gram"][upload.head].held()
             add_into(grams, upload.head, G.total())
             targets = targets + G.map(torch.ones_like).after(upload.statistics["targets"].double().unsqueeze(0))
         first, weights = mean.first, mean.weights()

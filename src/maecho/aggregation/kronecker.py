@@ -89,7 +89,7 @@ class Kronecker:
             share = 1 / upload.examples ** (1 if self.weighting == "examples" else 2)
             for layer in upload.layers:
                 A, B = upload.statistics["gram"][layer.name], upload.statistics["gradients"][layer.name]
-                B = Spectrum(B.values * share, B.basis)
+                B = B.scaled(share)
                 equation = equations.setdefault(layer.name, Sylvester())
                 a, b = self._shift(A, upload.examples), self._shift(B, upload.examples * share)
                 equation.add(layer.matrix(upload.weights), A, B, a, b)
@@ -114,4 +114,4 @@ class Kronecker:
     def _shift(self, A: Spectrum | Diagonal, released: float) -> float | Tensor:
         if self.damping == "released":
             return released
-        return self.damping * A.values.double().sum(-1)[:, None, None] / A.width
+        return self.damping * A.trace[:, None, None] / A.width

@@ -216,7 +216,7 @@ class MAEcho:
             P: Spectrum | Diagonal = upload.statistics["projector"][layer]
             return P
         G = upload.statistics["gram"][layer]
-        z = self.damping * float(G.values.sum()) / (G.values.shape[0] * G.width)
+        z = self.damping * float(G.trace.mean()) / G.width
         return projector(G, z) if z else G
 
 
@@ -244,7 +244,7 @@ class _Collected:
             self._start = dict(upload.weights)
         for layer in self._layers:
             W, P = layer.matrix(upload.weights), self._method.spectrum(upload, layer.name)
-            if bool(P.values.any()):
+            if P.known:
                 self._silent.discard(layer.name)
             if self._method.solver == "limit":
                 self.limits[layer.name].add(W, P)

@@ -51,7 +51,7 @@ class Gaussians:
             wrong = covariance.malformed()
             if wrong:
                 raise ValueError(f"class covariances must be {wrong}")
-            if not isinstance(covariance, Spectrum) or len(covariance.values) != 1:
+            if not isinstance(covariance, Spectrum) or len(covariance.values) != 1 or covariance.rest is not None:
                 raise ValueError("class covariances must be one matrix each, given by directions, got another form")
         if self.means.dim() != 2 or self.classes.dim() != 1 or self.counts.dim() != 1:
             raise ValueError(f"class means must be [classes, inputs], got shape {tuple(self.means.shape)}")
@@ -90,14 +90,16 @@ class Gaussians:
         """Keep the leading directions of each covariance.
 
         With `keep_variances` the variance of every coordinate along the other directions is added to the residual.
+        Otherwise there is no residual, not even one that was there.
         Its coordinates are entries or cosines: the choice falls on those in which the lost part is nearer to a
         diagonal matrix.
         """
         kept = tuple(covariance.cut(rank(covariance)) for covariance in self.covariances)
-        if all(after.rank == before.rank for before, after in zip(self.covariances, kept, strict=True)):
+        whole = all(after.rank == before.rank for before, after in zip(self.covariances, kept, strict=True))
+        if whole and (keep_variances or self.residual is None):
             return self
         if not keep_variances:
-            return replace(self, covariances=kept)
+            return replace(self, covariances=kept, residual=None, in_cosines=False)
         in_cosines = self.in_cosines
         lost = self._lost(kept, in_cosines)
         if len(self.shape) > 1 and self.residual is None:

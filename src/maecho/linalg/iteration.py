@@ -226,5 +226,9 @@ class SeparateIterates:
 def iterates(
     start: Tensor, local: Sequence[Tensor], spectra: Sequence[Spectrum | Diagonal], coefficients: Coefficients
 ) -> Iterates:
-    kind = SeparateIterates if coefficients.normalised else SharedIterates
-    return kind(start, local, spectra, coefficients)
+    """The iterates of one layer, in the cheaper form that the coefficients allow."""
+    if coefficients.normalised:
+        return SeparateIterates(start, local, spectra, coefficients)
+    # A rest lies outside the columns of U, so every direction becomes a column.
+    whole = [P.completed() if isinstance(P, Spectrum) else P for P in spectra]
+    return SharedIterates(start, local, whole, coefficients)

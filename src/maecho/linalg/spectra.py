@@ -1,7 +1,8 @@
-"""Positive semidefinite matrices in factored form, A = U diag(s) Uᵀ.
+"""Positive semidefinite matrices in factored form, A = U diag(s) Uᵀ + t (I − U Uᵀ).
 
-Gram matrices and projectors are kept, cut down, sent and multiplied as (U, s). Every tensor has a leading axis of
-groups, so that one formula serves all layers. Its length is 1 for all but grouped convolutions.
+Gram matrices and projectors are kept, cut down, sent and multiplied as (U, s, t). Of directions that were cut off only
+the mean eigenvalue t is known. Every tensor has a leading axis of groups, so that one formula serves all layers. Its
+length is 1 for all but grouped convolutions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from maecho.linalg.finite import is_finite
 from maecho.linalg.symmetric import TOLERANCE, Dense, Diagonal, eigenvalue_complaint
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 
 AT_ONCE = 2**22
@@ -27,10 +28,12 @@ AT_ONCE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """A = U diag(s) Uᵀ for each group, with s descending."""
+    """A = U diag(s) Uᵀ + t (I − U Uᵀ) for each group, with s descending."""
 
     values: Float[Tensor, "g r"]
     basis: Float[Tensor, "g d r"]
+    rest: Float[Tensor, " g"] | None = None
+    """t, the mean eigenvalue along all other directions. None: 0."""
 
     @classmethod
     def of_dense(cls, A: Float[Tensor, "g d d"], rank: int | None = None) -> Spectrum:
@@ -79,31 +82,67 @@ class Spectrum:
 
     @property
     def bytes(self) -> int:
-        return self.values.nbytes + self.basis.nbytes
+        return self.values.nbytes + self.basis.nbytes + (0 if self.rest is None else self.rest.nbytes)
+
+    @property
+    def bytes_of_direction(self) -> int:
+        """The size of one eigenvalue and eigenvector of every group."""
+        return len(self.values) * (self.values.itemsize + self.width * self.basis.itemsize)
+
+    @property
+    def known(self) -> bool:
+        return bool(self.values.any()) or (self.rest is not None and bool(self.rest.any()))
+
+    @property
+    def trace(self) -> Float[Tensor, " g"]:
+        held = self.values.double().sum(-1)
+        return held if self.rest is None else held + (self.width - self.rank) * self.rest.double()
 
     @cached_property
     def energy(self) -> Float[Tensor, " r"]:
-        """The share of the trace that the first 1, 2, … r directions hold, summed over groups."""
+        """The share of the held eigenvalues' sum that the first 1, 2, … r directions have, summed over groups."""
         total = self.values.double().sum(0).cumsum(0)
         return total / total[-1].clamp(min=torch.finfo(torch.float64).tiny) if self.rank else total
 
     def rank_for(self, share: float) -> int:
-        """The fewest directions that hold this share of the trace."""
+        """The fewest directions that have this share of the held eigenvalues' sum."""
         if not self.rank or float(self.values.sum()) == 0:
             return 0
         # A share of 1 keeps everything. Without the tolerance, round-off in the running sum could ask for one more.
         return self.rank if share >= 1 else int((self.energy < share - 1e-15).sum()) + 1
 
-    def cut(self, rank: int) -> Spectrum:
-        """Keep only the largest `rank` eigenvalues (the paper's SVD section)."""
-        if rank >= self.rank:
+    def cut(self, rank: int, keep_rest: bool = False) -> Spectrum:
+        """Keep only the largest `rank` eigenvalues (the paper's SVD section).
+
+        With `keep_rest` the trace stays as it is: `rest` becomes the mean of all eigenvalues that are not kept.
+        """
+        if rank >= self.rank and (keep_rest or self.rest is None):
             return self
-        return Spectrum(self.values[:, :rank].contiguous(), self.basis[..., :rank].contiguous())
+        values = self.values[:, :rank].contiguous()
+        rest = (self.trace - values.double().sum(-1)).clamp(min=0) / max(1, self.width - rank) if keep_rest else None
+        return Spectrum(values, self.basis[..., :rank].contiguous(), rest)
+
+    def held(self) -> Spectrum:
+        """U diag(s) Uᵀ alone, without the rest."""
+        return self if self.rest is None else Spectrum(self.values, self.basis)
+
+    def completed(self) -> Spectrum:
+        """The same matrix without a rest: every direction is held. That takes as much memory as a dense matrix."""
+        if self.rest is None:
+            return self
+        Q, _ = torch.linalg.qr(self.basis.double(), mode="complete")
+        others = Q[..., self.rank :].to(self.basis)
+        values = torch.cat([self.values, self.rest.to(self.values).unsqueeze(-1).expand(-1, others.shape[-1])], -1)
+        return Spectrum(values, torch.cat([self.basis, others], -1))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Spectrum:
-        """The same directions with other eigenvalues: U diag(f(s)) Uᵀ. f(0) must be 0, since directions of eigenvalue
-        0 are not held."""
-        return Spectrum(function(self.values), self.basis)
+        """The same directions with other eigenvalues: U diag(f(s)) Uᵀ + f(t) (I − U Uᵀ). f(0) must be 0, since without
+        a rest the directions of eigenvalue 0 are not held."""
+        return Spectrum(function(self.values), self.basis, None if self.rest is None else function(self.rest))
+
+    def scaled(self, factor: float) -> Spectrum:
+        """Every eigenvalue times a factor, at least 0."""
+        return self.map(lambda s: factor * s)
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Spectrum:
         """The basis in another dtype; basis and eigenvalues on another device.
@@ -111,23 +150,34 @@ class Spectrum:
         Eigenvalues stay float64, since 1 − s must not round to 0. The basis is contiguous, as it is after reading from
         a file, so that products round in the same way.
         """
-        return Spectrum(self.values.to(device=device), self.basis.to(dtype=dtype, device=device).contiguous())
+        rest = None if self.rest is None else self.rest.to(device=device)
+        return Spectrum(self.values.to(device=device), self.basis.to(dtype=dtype, device=device).contiguous(), rest)
 
     def permuted(self, order: Tensor) -> Spectrum:
         """The groups in another order."""
-        return Spectrum(self.values[order], self.basis[order])
+        return Spectrum(self.values[order], self.basis[order], None if self.rest is None else self.rest[order])
 
     def dense(self) -> Float[Tensor, "g d d"]:
-        return (self.basis * self.values.to(self.basis.dtype).unsqueeze(-2)) @ self.basis.mT
+        s, U = self._above_rest(self.basis.dtype), self.basis
+        A = (U * s) @ U.mT
+        if self.rest is not None:
+            A.diagonal(dim1=-2, dim2=-1).add_(self.rest.to(A).unsqueeze(-1))
+        return A
 
     def total(self) -> Dense:
         """The first term of a sum over clients: in float64, in new memory."""
-        return Dense(Spectrum(self.values.double(), self.basis.double()).dense())
+        return Dense(Spectrum(self.values.double(), self.basis.double(), self.rest).dense())
 
     def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
         """M A, without building A."""
-        s, U = self.values.to(M.dtype).unsqueeze(-2), self.basis.to(M.dtype)
-        return ((M @ U) * s) @ U.mT
+        s, U = self._above_rest(M.dtype), self.basis.to(M.dtype)
+        found = ((M @ U) * s) @ U.mT
+        return found if self.rest is None else found + self.rest.to(M.dtype)[:, None, None] * M
+
+    def _above_rest(self, dtype: torch.dtype) -> Float[Tensor, "g 1 r"]:
+        """s − t, since A = U diag(s − t) Uᵀ + t I."""
+        s = self.values if self.rest is None else self.values - self.rest.to(self.values).unsqueeze(-1)
+        return s.to(dtype).unsqueeze(-2)
 
     def malformed(self) -> str | None:
         """What is wrong with the shapes of its parts, in words that complete "… must be"; None if nothing is."""
@@ -139,6 +189,8 @@ class Spectrum:
             return f"given by eigenvectors [groups, inputs, rank] to its eigenvalues {values}, got {got}"
         if self.rank > self.width:
             return f"given by at most {self.width} eigenvectors, one for each input, got {self.rank}"
+        if self.rest is not None and self.rest.shape != values[:1]:
+            return f"given with one rest for each of its {values[0]} group(s), got shape {tuple(self.rest.shape)}"
         return None
 
     def complaint(self, largest: float = float("inf")) -> str | None:
@@ -150,21 +202,25 @@ class Spectrum:
         if not is_finite(self.basis):
             return "finite, got NaN or infinity"
         wrong = eigenvalue_complaint(self.values, largest)
+        if self.rest is not None:
+            wrong = wrong or eigenvalue_complaint(self.rest, largest)
         if wrong or self.rank == 0:
             return wrong
         probe = torch.randn(self.rank, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         probe = probe.to(self.values.device)
+        # The direction of an eigenvalue 0 does not matter, unless it is kept apart from a rest.
+        used = self.values > 0 if self.rest is None else (self.values > 0) | (self.rest > 0).unsqueeze(-1)
         groups = max(1, AT_ONCE // (self.width * self.rank))
-        pairs = zip(self.values.split(groups), self.basis.split(groups), strict=True)
-        error = max(_off_orthonormal(values, basis, probe) for values, basis in pairs)
+        pairs = zip(used.split(groups), self.basis.split(groups), strict=True)
+        error = max(_off_orthonormal(some, basis, probe) for some, basis in pairs)
         if error > TOLERANCE * 10:
             return f"given by orthonormal eigenvectors, got UᵀU off by {error:.3g}"
         return None
 
 
-def _off_orthonormal(values: Float[Tensor, "g r"], basis: Float[Tensor, "g d r"], probe: Float[Tensor, "r n"]) -> float:
-    """The largest entry of (UᵀU − I) probe. The direction of an eigenvalue 0 does not matter."""
-    used = (values > 0).unsqueeze(-1)
+def _off_orthonormal(used: Bool[Tensor, "g r"], basis: Float[Tensor, "g d r"], probe: Float[Tensor, "r n"]) -> float:
+    """The largest entry of (UᵀU − I) probe for the directions that are used."""
+    used = used.unsqueeze(-1)
     wanted = probe * used
     found = torch.zeros_like(wanted)
     for rows in basis.split(max(1, AT_ONCE // (len(basis) * len(probe))), dim=1):

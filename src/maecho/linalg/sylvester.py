@@ -49,9 +49,9 @@ class Factor:
 
     def __init__(self, A: Spectrum | Diagonal, shift: float | Float[Tensor, "g 1 1"]):
         # One memory layout gives one rounding: an upload from a file and one from memory agree to the last bit.
-        self._A = Spectrum(A.values, A.basis.contiguous()) if isinstance(A, Spectrum) else A
+        self._A = A.to()
         self._shift = shift
-        self.trace: Float[Tensor, "g 1 1"] = A.values.double().sum(-1)[:, None, None] + shift * A.width
+        self.trace: Float[Tensor, "g 1 1"] = A.trace[:, None, None] + shift * A.width
         self._total: Total | None = None
 
     def total(self) -> Total:
@@ -90,7 +90,7 @@ class Sylvester:
         W = W.double().contiguous()
         if self._right is None:
             self._right = torch.zeros_like(W)
-        if bool(A.values.any()) and bool(B.values.any()):
+        if A.known and B.known:
             factors = Factor(A, a), Factor(B, b)
             self._right += _both_sides(factors[1], W, factors[0])
             self._factors.append(factors)

@@ -167,6 +167,10 @@ class Diagonal(Total):
         return bool(self.values.any())
 
     @property
+    def trace(self) -> Float[Tensor, " g"]:
+        return self.values.double().sum(-1)
+
+    @property
     def mean_eigenvalue(self) -> Float[Tensor, "g 1 1"]:
         return self.values.mean(-1)[:, None, None]
 
@@ -207,6 +211,10 @@ class Diagonal(Total):
 
     def dense(self) -> Float[Tensor, "g d d"]:
         return torch.diag_embed(self.values)
+
+    def held(self) -> Diagonal:
+        """The same matrix, since nothing of it can be cut."""
+        return self
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Diagonal:
         """On another device. The values stay float64; `dtype` is ignored."""

@@ -113,6 +113,7 @@ class Move:
 
     def dense_inputs(self, matrix: Spectrum, layer: Layer) -> Spectrum:
         """M A Mᵀ for the inputs of a layer without groups."""
+        matrix = matrix if self.order is not None else matrix.completed()
         U, bias = matrix.basis, int(layer.bias is not None)
         inner = U[:, : U.shape[1] - bias]
         carried = self.carry(inner, Place(layer.weight, 1, inner.shape[1] // self.space.size))
@@ -122,6 +123,7 @@ class Move:
         """M A Mᵀ for the outputs of a layer."""
         if layer.groups > 1:
             return self._groups(matrix, f"layer {layer.name!r} has outputs that entropic transport cannot mix")
+        matrix = matrix if self.order is not None else matrix.completed()
         return self._carried(matrix, self.carry(matrix.basis, Place(layer.weight, 1)))
 
     def _groups(self, matrix: Spectrum | Diagonal, why_not: str) -> Spectrum | Diagonal:
@@ -132,7 +134,7 @@ class Move:
     def _carried(self, matrix: Spectrum, basis: Tensor) -> Spectrum:
         """The matrix with the mapped basis, which is orthonormal only if M is a permutation."""
         if self.order is not None:
-            return Spectrum(matrix.values, basis)
+            return Spectrum(matrix.values, basis, matrix.rest)
         return Spectrum.of_factor(basis.double(), matrix.values.double()).to(dtype=matrix.basis.dtype)
 
 

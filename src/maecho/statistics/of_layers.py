@@ -80,7 +80,7 @@ def check_matrix(what: str, matrix: Any, groups: int, d: int, diagonal: bool, la
         raise UploadError(f"{what} must have eigenvectors, got eigenvalues alone")
     if isinstance(matrix, Spectrum) and diagonal:
         raise UploadError(f"{what} must be a Diagonal, since the layer's inputs are tokens, got eigenvectors")
-    check_real(what, matrix.values, matrix.basis if isinstance(matrix, Spectrum) else None)
+    check_real(what, *MATRICES.tensors(matrix).values())
     wrong = matrix.malformed()
     if wrong:
         raise UploadError(f"{what} must be {wrong}")

@@ -116,20 +116,36 @@ class Counts(Tensors):
 
 
 class Matrices(Kind):
-    """Parts that are symmetric matrices. A `Diagonal` is stored as a `Spectrum` without a basis."""
+    """Parts that are symmetric matrices. A `Diagonal` is stored as a `Spectrum` without a basis.
 
-    suffixes = ("values", "basis")
+    With `keep_rest` a cut keeps the mean eigenvalue along the directions that it removes. Without it, a matrix
+    is 0 there.
+    """
+
+    suffixes = ("values", "basis", "rest")
+
+    def __init__(self, keep_rest: bool = True) -> None:
+        self._keep_rest = keep_rest
 
     def tensors(self, part: Spectrum | Diagonal) -> dict[str, Tensor]:
-        return {"values": part.values} | ({"basis": part.basis} if isinstance(part, Spectrum) else {})
+        if isinstance(part, Diagonal):
+            return {"values": part.values}
+        rest = {} if part.rest is None else {"rest": part.rest}
+        return {"values": part.values, "basis": part.basis, **rest}
 
     def read(self, found: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Spectrum | Diagonal:
-        return Spectrum(found["values"], found["basis"]) if "basis" in found else Diagonal(found["values"])
+        if "basis" in found:
+            return Spectrum(found["values"], found["basis"], found.get("rest"))
+        if "rest" in found:
+            raise ValueError("a rest must come with eigenvectors, got none")
+        return Diagonal(found["values"])
 
     def complaint(self, listed: Mapping[str, Tensor]) -> str | None:
         wrong = super().complaint(listed)
         if wrong or "values" not in listed:
             return wrong
+        if "rest" in listed and "basis" not in listed:
+            return "have eigenvectors beside a rest, got none"
         malformed = self.read(listed, {}).malformed()
         return None if malformed is None else f"be {malformed}"
 
@@ -149,7 +165,12 @@ class Matrices(Kind):
     def cut(
         self, part: Spectrum | Diagonal, rank: Callable[[Spectrum], int], keep_variances: bool = True
     ) -> Spectrum | Diagonal:
-        return part.cut(rank(part)) if isinstance(part, Spectrum) else part
+        return part.cut(rank(part), keep_variances and self._keep_rest) if isinstance(part, Spectrum) else part
+
+    def residual_bytes(self, part: Spectrum | Diagonal) -> int:
+        if isinstance(part, Diagonal) or part.rest is not None or not self._keep_rest:
+            return 0
+        return len(part.values) * torch.float64.itemsize
 
     def ranks(self, part: Spectrum | Diagonal) -> dict[str, int]:
         return {"": part.rank}
@@ -219,6 +240,8 @@ class ManyGaussians(Kind):
 
 
 TENSORS, COUNTS, MATRICES, GAUSSIANS = Tensors(), Counts(), Matrices(), ManyGaussians()
+PROJECTORS = Matrices(keep_rest=False)
+"""Matrices whose cut directions count as 0: a client without a direction does not hold a model back along it."""
 
 
 def entries(value: Value) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from maecho.network import kinds
 from maecho.network.layers import Layer, complete
 from maecho.statistics.gram import GramSums
 from maecho.statistics.of_layers import OfLayers, for_layers
+from maecho.statistics.parts import PROJECTORS
 from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
 MEAN_OF = 64
@@ -22,6 +23,7 @@ class Projector(OfLayers):
     """The directions in which the mean inputs of batches lie, with eigenvalues in [0, 1]."""
 
     name = "projector"
+    kind = PROJECTORS
     reveals = (
         "Directions in which batch means of a layer's inputs lie. At the first layer the leading ones look like "
         "average inputs."

@@ -113,7 +113,7 @@ class Statistic(ABC):
     reveals: ClassVar[str]
     """What it can reveal about the data, in plain words."""
     kind: ClassVar[Kind] = parts.TENSORS
-    """What its parts are: TENSORS, COUNTS, MATRICES or GAUSSIANS (see parts.py), or a kind of the statistic's own."""
+    """What its parts are: TENSORS, COUNTS, MATRICES, PROJECTORS or GAUSSIANS (see parts.py), or a kind of its own."""
     by_name: ClassVar[bool] = False
     """Whether the value is a mapping of names to parts. If not, it is a single part."""
     by_default: ClassVar[bool] = False

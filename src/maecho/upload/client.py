@@ -55,7 +55,8 @@ def make_upload(
         rank: how far Grams, projectors and covariances are cut. It may be a number of directions (64), one for each
             layer ({"fc1": 64}; what is not named stays whole), a share of their energy (0.999), a size for the whole
             upload, or None for no cut. A size is "5 MB", or "3x" the size of what cannot be cut: weights, counts, class
-            means, "fisher" and "targets". A size keeps the largest share of energy that fits.
+            means, "fisher" and "targets". Class means of large images can outweigh a small network. A size counts
+            tensors, not the file's header. It keeps the largest share of energy that fits.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         labels: the labels for the gradients of "fisher" and "gradients". "expected" averages over the model's own
             predictions: it is exact, takes one backward pass for each class, and needs no labels. "sampled" takes one

@@ -11,7 +11,7 @@ from maecho import devices
 from maecho.errors import InputError
 from maecho.formatting import bytes_of
 from maecho.linalg.spectra import Spectrum
-from maecho.statistics import STATISTICS
+from maecho.statistics import STATISTICS, Statistic
 from maecho.upload.upload import Upload
 
 
@@ -31,8 +31,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Size:
-    """Make the whole upload take at most so many bytes, or so many `times` the size of what cannot be cut: weights,
-    counts, class means, Fisher, targets."""
+    """Make all tensors of an upload take at most so many bytes, or so many `times` the size of what cannot be cut:
+    weights, counts (of tokens too), class means, Fisher, targets."""
 
     amount: float
     times: bool
@@ -86,7 +86,7 @@ def cut(upload: Upload, rule: Rule) -> Upload:
     dtype = devices.float32_or_finer(upload.weights.values())
     values = {name: STATISTICS[name].at(value, dtype) for name, value in upload.statistics.items()}
     rank: Callable[[Spectrum], int]
-    keep_variances = True
+    keep_variances = set(values)
     if isinstance(rule, Rank):
         rank = lambda spectrum: rule.directions  # noqa: E731
     elif isinstance(rule, Share):
@@ -99,7 +99,7 @@ def cut(upload: Upload, rule: Rule) -> Upload:
         rank = lambda spectrum: ranks.get(id(spectrum), spectrum.rank)  # noqa: E731
     return replace(
         upload,
-        statistics={name: STATISTICS[name].cut(value, rank, keep_variances) for name, value in values.items()},
+        statistics={name: STATISTICS[name].cut(value, rank, name in keep_variances) for name, value in values.items()},
     )
 
 
@@ -116,8 +116,8 @@ def _ranks_by_layer(upload: Upload, values: Mapping[str, Any], rule: ByLayer) ->
     }
 
 
-def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tuple[dict[int, int], bool]:
-    """The ranks (id of a spectrum -> rank), and whether there is room for the variances along cut directions.
+def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tuple[dict[int, int], set[str]]:
+    """The ranks (id of a spectrum -> rank), and the statistics with room for the variances along cut directions.
 
     Every statistic that can be cut gets an equal part of the room. A common share of energy would be wrong, since the
     energy of a Gram lies mostly in the mean. Room that one statistic does not need goes to the others. Within a
@@ -125,35 +125,48 @@ def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tu
     """
     groups = [[s for s in STATISTICS[name].spectra(value) if s.rank] for name, value in values.items()]
     fixed = sum(tensor.nbytes for tensor in upload.weights.values())
-    fixed += sum(STATISTICS[name].bytes(value) for name, value in values.items()) - sum(map(_bytes, groups))
+    bare = {name: _bare_bytes(STATISTICS[name], value) for name, value in values.items()}
+    fixed += sum(bare.values())
     room = size.amount * fixed if size.times else size.amount
     if fixed > room:
         raise InputError(
             f"{upload.client}: the upload must fit into {room:,.0f} bytes, got {fixed:,} for what cannot be cut"
         )
     room -= fixed
-    residuals = sum(STATISTICS[name].residual_bytes(value) for name, value in values.items())
-    keep_variances = residuals <= room
-    room -= residuals if keep_variances else 0
+    keep_variances = set()
+    residuals = {
+        name: STATISTICS[name].residual_bytes(value) + STATISTICS[name].bytes(value) - bare[name] - _bytes(spectra)
+        for (name, value), spectra in zip(values.items(), groups, strict=True)
+    }
+    for name in sorted(residuals, key=residuals.__getitem__):
+        if residuals[name] <= room:
+            keep_variances.add(name)
+            room -= residuals[name]
     ranks: dict[int, int] = {}
     groups.sort(key=_bytes)
     for left, spectra in zip(range(len(groups), 0, -1), groups, strict=True):
         share = _share_that_fits(spectra, room / left)
         chosen = [s.rank_for(share) if share else 0 for s in spectra]
         ranks |= {id(s): rank for s, rank in zip(spectra, chosen, strict=True)}
-        room -= sum(s.bytes // s.rank * rank for s, rank in zip(spectra, chosen, strict=True))
+        room -= sum(s.bytes_of_direction * rank for s, rank in zip(spectra, chosen, strict=True))
     return ranks, keep_variances
 
 
 def _bytes(spectra: Sequence[Spectrum]) -> int:
-    return sum(spectrum.bytes for spectrum in spectra)
+    """The size of all directions."""
+    return sum(spectrum.bytes_of_direction * spectrum.rank for spectrum in spectra)
+
+
+def _bare_bytes(statistic: Statistic, value: Any) -> int:
+    """The size of what no cut can remove. Variances along cut directions do not count: they may go as well."""
+    return statistic.bytes(statistic.cut(value, lambda spectrum: 0, keep_variances=False))
 
 
 def _share_that_fits(spectra: Sequence[Spectrum], room: float) -> float:
     """The largest share of energy that fits, by bisection. 0 if not even one direction of each matrix fits."""
 
     def fits(share: float) -> bool:
-        return sum(s.bytes // s.rank * s.rank_for(share) for s in spectra) <= room
+        return sum(s.bytes_of_direction * s.rank_for(share) for s in spectra) <= room
 
     if fits(1.0):
         return 1.0

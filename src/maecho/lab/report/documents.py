@@ -27,7 +27,7 @@ from maecho.lab.report.seconds import seconds_markdown
 from maecho.lab.report.standing import NEAR, above, complete, far, near, stand_ins
 from maecho.lab.report.tables import ladder, ladder_markdown, markdown, summarise, upload_markdown, words
 from maecho.statistics import STATISTICS, Options
-from maecho.statistics.parts import COUNTS, GAUSSIANS, MATRICES, TENSORS
+from maecho.statistics.parts import COUNTS, GAUSSIANS, MATRICES, PROJECTORS, TENSORS
 from maecho.upload.inspection import OF_WEIGHTS
 
 FRONT_ROWS = {
@@ -42,7 +42,13 @@ FRONT_CELLS = (
     {"clients": 5, "beta": 0.01, "init": "same"},
     {"clients": 50, "beta": 0.1, "init": "same"},
 )
-FORMS = {TENSORS: "one tensor", COUNTS: "one tensor", MATRICES: "one matrix", GAUSSIANS: "Gaussians"}
+FORMS = {
+    TENSORS: "one tensor",
+    COUNTS: "one tensor",
+    MATRICES: "one matrix",
+    PROJECTORS: "one matrix",
+    GAUSSIANS: "Gaussians",
+}
 """The kinds of parts that several statistics have, in the words of docs/uploads.md."""
 
 
