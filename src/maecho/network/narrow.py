@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 from maecho import devices
 from maecho.network.attention import slow_path
+from maecho.network.batches.reading import Read
 from maecho.network.forward import call
 from maecho.network.hooks import watching
 from maecho.network.layers import Architecture
 
 
-def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapping[str, Tensor]) -> str | None:
+def narrow(
+    model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapping[str, Tensor], outputs: Read | None = None
+) -> str | None:
     """The first fully connected layer that no other path leads past. The very first layer does not count.
 
     To test a layer, the network gets inputs that are NaN, and the layer gets zeros. If another path leads past the
@@ -31,6 +34,7 @@ def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapp
         architecture: the architecture of the model.
         inputs: a batch.
         seen: the input of each layer when the model ran this batch, in order of execution.
+        outputs: finds the scores in what the model returns.
     """
     if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
         return None
@@ -49,7 +53,7 @@ def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapp
 
         tried = contextlib.suppress(RuntimeError, ValueError)
         with watching(model, [name], blank), torch.no_grad(), slow_path(), tried:
-            output = call(model, torch.full_like(inputs, torch.nan), device)
+            output = call(model, torch.full_like(inputs, torch.nan), device, outputs)
             if len(calls) == 1 and isinstance(output, Tensor) and bool(output.isfinite().all()):
                 return name
     return None

@@ -17,9 +17,11 @@ from maecho.network.forward import Pass
 from maecho.network.layers import Layer
 from maecho.network.narrow import narrow
 from maecho.network.spaces import Move, Place
-from maecho.statistics.moments import ClassScatter, check_gaussians
+from maecho.statistics.moments import NO_MEAN, ClassScatter, check_gaussians
 from maecho.statistics.parts import GAUSSIANS
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
+
+NO_NARROW_LAYER = "the network has no fully connected layer after others that no shortcut leads past"
 
 
 class Features(Statistic):
@@ -94,7 +96,7 @@ class _AtTheNarrowLayer(Gatherer):
 
     def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:
         if self._layer in (None, layer.name) and not self._reason:
-            self._seen[layer.name] = x.detach()
+            self._seen[layer.name] = x.detach().clone()  # a later module may write into it
 
     def add(self, step: Pass) -> None:
         if self._layer is None and not self._reason:
@@ -110,9 +112,10 @@ class _AtTheNarrowLayer(Gatherer):
     def _find(self, step: Pass) -> None:
         setting = self._setting
         with setting.watch.pause():
-            self._layer = narrow(setting.model, setting.architecture, step.inputs, self._seen)
+            self._layer = narrow(setting.model, setting.architecture, step.inputs, self._seen, setting.outputs)
         if self._layer is None:
-            self._reason = "the network has no fully connected layer after others that no shortcut leads past"
+            real = isinstance(step.inputs, Tensor) and step.inputs.is_floating_point()
+            self._reason = NO_NARROW_LAYER if real else NO_MEAN
 
     def value(self, found: Found) -> dict[str, Gaussians]:
         if self._layer is None or self._reason:

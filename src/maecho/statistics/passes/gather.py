@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from maecho.errors import InputError
-from maecho.network.forward import forward
+from maecho.network.batches.labels import NO_LABELS, complaint
+from maecho.network.batches.reading import Reader
+from maecho.network.forward import Pass, forward
 from maecho.network.hooks import watching
 from maecho.network.layers import Layer
 from maecho.statistics.of_gradients import BackwardGatherer
@@ -32,6 +34,8 @@ class Gathered:
     """Name of the statistic -> its value."""
     missing: dict[str, str]
     """Name of a statistic that could not be gathered -> the reason."""
+    idle: tuple[str, ...] = ()
+    """The layers that never ran, so that nothing is known of their inputs."""
 
 
 def gather(
@@ -39,11 +43,12 @@ def gather(
 ) -> Gathered:
     """Go through the data once. The model is left unchanged."""
     client, model, architecture = setting.client, setting.model, setting.architecture
+    reader = setting.reader or Reader(model, client)
     gatherers = {statistic.name: statistic.gatherer(setting) for statistic in statistics}
     backward = BackwardPasses(setting, [g for g in gatherers.values() if isinstance(g, BackwardGatherer)])
     graph = any(isinstance(g, BackwardGatherer) for g in gatherers.values())
     order: dict[str, None] = {}
-    examples, outputs = 0, None
+    examples, outputs, unlabelled = 0, None, 0
 
     def see(name: str, module: nn.Module, x: Tensor) -> None:
         layer = architecture.layers[name]
@@ -55,8 +60,12 @@ def gather(
         watching(model, architecture.layers, before=see, watch=setting.watch),
         backward.watching() if graph else contextlib.nullcontext(),
     ):
-        for step in forward(model, batches, f"{client}: statistics", progress, graph):
+        for step in forward(model, batches, f"{client}: statistics", progress, graph, reader):
+            step = _of_classes(step)
+            if gatherers and step.no_labels not in ("", NO_LABELS):
+                reader.lost_labels(step.no_labels)
             examples += step.size
+            unlabelled += step.size if step.no_labels == NO_LABELS else 0
             outputs = step.output.shape[-1] if isinstance(step.output, Tensor) and step.output.dim() == 2 else None
             for gatherer in gatherers.values():
                 gatherer.add(step)
@@ -64,6 +73,8 @@ def gather(
                 backward.add(step)
     if examples == 0:
         raise InputError(f"{client}: the batches must hold at least one example, got none")
+    if 0 < unlabelled < examples:
+        reader.lost_labels(f"{unlabelled} of {examples} examples carry none")
     found = _found(setting, list(order), examples, outputs)
     values, missing = {}, {}
     for name, gatherer in gatherers.items():
@@ -71,7 +82,16 @@ def gather(
             values[name] = gatherer.value(found)
         except NotGathered as reason:
             missing[name] = str(reason)
-    return Gathered(found, values, missing)
+    idle = tuple(layer.name for layer in found.layers if layer.name not in order)
+    return Gathered(found, values, missing, idle)
+
+
+def _of_classes(step: Pass) -> Pass:
+    """The same batch, without its labels if they are not all classes of the model."""
+    if step.labels is None or not (isinstance(step.output, Tensor) and step.output.dim() == 2):
+        return step
+    wrong = complaint(step.labels, step.output.shape[-1])
+    return replace(step, labels=None, no_labels=wrong) if wrong else step
 
 
 def _found(setting: Setting, ran: Sequence[str], examples: int, outputs: int | None) -> Found:
