@@ -23,7 +23,7 @@ x, y = (torch.cat(part) for part in zip(*batches(), strict=True))
 
 EVALUATE: dict[str, tuple[nn.Module, list[Any], tuple[str, ...]]] = {
     "no labels": (network(), [x], ("label",)),
-    "labels that are no classes": (network(), [(x, y.float())], ("label",)),
+    "labels that are no classes": (network(), [(x, y + 0.5)], ("label", "not whole numbers")),
     "too few labels": (network(), [(x, y[:7])], ("label",)),
     "one output for all": (nn.Sequential(network(), nn.Flatten(0)), [(x, y)], ("one output for each class",)),
     "no batches": (network(), [], ("at least one example", "got none")),

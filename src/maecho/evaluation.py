@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from maecho.aggregation.average import HOLDS
 from maecho.errors import InputError
 from maecho.linalg.finite import is_finite
-from maecho.network.forward import check_labels, forward
+from maecho.network.batches.inputs import own
+from maecho.network.batches.labels import check_labels
+from maecho.network.batches.reading import Read, Reader, Reading, scores
+from maecho.network.forward import forward
 
 BINS = 15
 """The number of bins of the calibration error."""
@@ -45,28 +48,46 @@ class Evaluation:
         return tuple(right / total if total else math.nan for right, total in pairs)
 
 
-def evaluate(model: nn.Module, batches: Iterable[Any], progress: bool | None = None) -> Evaluation:
-    """Measure accuracy and calibration on batches of (inputs, labels). The model is left unchanged."""
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    progress: bool | None = None,
+    *,
+    inputs: Read | None = None,
+    labels: Read | None = None,
+    outputs: Read | None = None,
+) -> Evaluation:
+    """Measure accuracy and calibration on batches with labels. The model is left unchanged.
+
+    Args:
+        model: the model.
+        batches: pairs of inputs and labels, or another form that docs/batches.md names.
+        progress: a progress bar: True, False, or None for one on a terminal if it takes long.
+        inputs, labels, outputs: functions that find the inputs and the labels in a batch, and the scores in what the
+            model returns, if the usual rules do not.
+    """
+    reader = Reader(model, "evaluation", Reading(inputs, labels, outputs))
     bins = torch.zeros(BINS, dtype=torch.float64)  # for each bin: Σ (right or not − confidence)
     correct = examples = torch.zeros(0, dtype=torch.int64)
     gives_probabilities = isinstance(model, Ensemble) and model.by == "probabilities"
-    for step in forward(model, batches, "evaluation", progress):
+    for step in forward(model, batches, "evaluation", progress, reader=reader):
         if step.labels is None or not isinstance(step.output, Tensor) or step.output.dim() != 2:
-            got = "no such labels" if step.labels is None else f"outputs {tuple(getattr(step.output, 'shape', ()))}"
+            of_model = tuple(step.output.shape) if isinstance(step.output, Tensor) else type(step.output).__name__
+            got = f"none that can be used: {step.no_labels}" if step.no_labels else f"outputs {of_model}"
             raise InputError(
                 "evaluation: each example must have a whole-number label, and the model one output for each class, got "
                 f"{got}"
             )
-        labels, classes = step.labels.cpu(), step.output.shape[1]
-        check_labels(labels, classes, "evaluation")
+        found, classes = step.labels.cpu(), step.output.shape[1]
+        check_labels(found, classes, "evaluation")
         if not is_finite(step.output):
             raise InputError("evaluation: the model's outputs must be finite, got NaN or infinity")
-        hit = step.output.argmax(1).cpu() == labels
-        right = labels[hit].bincount(minlength=classes)
+        hit = step.output.argmax(1).cpu() == found
+        right = found[hit].bincount(minlength=classes)
         bins += _gaps(step.output if gives_probabilities else step.output.softmax(1), hit)
         if not len(examples):
             correct = examples = torch.zeros(classes, dtype=torch.int64)
-        correct, examples = correct + right, examples + labels.bincount(minlength=classes)
+        correct, examples = correct + right, examples + found.bincount(minlength=classes)
     if not int(examples.sum()):
         raise InputError("evaluation: there must be at least one example, got none")
     error = float(bins.abs().sum() / examples.sum())
@@ -88,6 +109,7 @@ class Ensemble(nn.Module):
         by: "logits" and "probabilities" take the mean of those. "class-aware" averages the logit of each class over the
             models whose clients hold the class, as the MA-Echo release does; a class that nobody holds gets 0.
         class_counts: the number of examples of every class, for every model. Only "class-aware" needs them.
+        outputs: finds the scores in what one of the models returns, if the usual rules do not.
     """
 
     def __init__(
@@ -95,13 +117,14 @@ class Ensemble(nn.Module):
         models: Sequence[nn.Module],
         by: Literal["logits", "probabilities", "class-aware"] = "probabilities",
         class_counts: Sequence[Tensor | None] | None = None,
+        outputs: Read | None = None,
     ):
         super().__init__()
         if not models:
             raise InputError("an ensemble must have at least one model, got none")
         if by not in ("logits", "probabilities", "class-aware"):
             raise InputError(f"by must be logits, probabilities or class-aware, got {by!r}")
-        self.models, self.by = nn.ModuleList(models), by
+        self.models, self.by, self._outputs = nn.ModuleList(models), by, Reading(outputs=outputs).outputs
         self._held = None
         if by == "class-aware":
             counts = [one for one in class_counts or () if one is not None]
@@ -113,8 +136,14 @@ class Ensemble(nn.Module):
                 )
             self._held = (torch.stack(counts) >= HOLDS).float()
 
-    def forward(self, x: Any) -> Tensor:
-        outputs = torch.stack([model(x) for model in self.models])
+    @property
+    def inputs_of(self) -> nn.Module:
+        """A model that takes the same inputs."""
+        return self.models[0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        # Each model gets inputs of its own, since it may write into them.
+        outputs = torch.stack([scores(model(*own(args), **own(kwargs)), self._outputs) for model in self.models])
         if self._held is not None:
             held = self._held.to(outputs)
             return torch.einsum("nbk,nk->bk", outputs, held) / held.sum(0).clamp(min=1)

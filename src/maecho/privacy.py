@@ -149,7 +149,8 @@ class NoisySums:
     """The classes whose counts are clearly above the noise. Without labels there is one class, 0."""
     counts: Float[Tensor, " classes"]
     """The noisy number of examples of every class."""
-    labelled: bool
+    no_labels: str
+    """Why there are no labels; empty if there are."""
     shape: tuple[int, ...] = ()
     """The shape of one input."""
     totals: Float[Tensor, "classes d"] | None = None

@@ -144,7 +144,8 @@ class Twice(nn.Module):
 )
 def test_when_there_are_no_targets_the_upload_says_why(model: nn.Module, labels: bool, why: str) -> None:
     x, y = X.float(), Y % 3
-    upload = make_upload(model, [(x, y)] if labels else [x], "ann", STATISTICS)
+    with pytest.warns(UserWarning, match="ann: not sent: "):
+        upload = make_upload(model, [(x, y)] if labels else [x], "ann", STATISTICS)
     assert upload.statistics.get("targets") is None
     assert why in upload.recipe["not_sent"]["targets"]
     with refused("ann", "afl needs the statistic 'targets'"):

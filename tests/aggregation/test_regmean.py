@@ -50,6 +50,7 @@ def test_a_large_ridge_is_the_average_and_full_shrinkage_a_diagonal_solve() -> N
     torch.testing.assert_close(got, sums / sum(diagonals).unsqueeze(1))  # type: ignore[union-attr]
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent. .*since the inputs are not one tensor")
 def test_an_embedding_is_averaged_token_by_token() -> None:
     models = [nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)]
     tokens = [torch.tensor([[0, 0], [0, 1]]), torch.tensor([[0, 1], [1, 1]])]

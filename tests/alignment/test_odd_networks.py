@@ -47,6 +47,7 @@ def test_every_space_that_is_found_holds(name: str) -> None:
     verify(model, derive(model, x), x, tolerance=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent. .*since the inputs are not one tensor")
 @pytest.mark.parametrize("name", ODD)
 def test_an_aligned_client_computes_what_it_did(name: str) -> None:
     (model, x, y), (other, _, _) = trained(name, 0), trained(name, 1)
@@ -58,6 +59,7 @@ def test_an_aligned_client_computes_what_it_did(name: str) -> None:
         torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent. .*since the inputs are not one tensor")
 @pytest.mark.parametrize(
     ("name", "method"),
     [*itertools.product(ODD, METHODS), ("linear on tokens, flatten", "pfnm"), ("batch norm of tokens", "pfnm")],

@@ -156,6 +156,7 @@ class TestBadInput:
         model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
         return model, make_upload(model, [(torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1]))], "ann", ["moments"])
 
+    @pytest.mark.filterwarnings("ignore:.*not sent")
     @pytest.mark.parametrize("source", ["memory", "file"])
     def test_tokens_have_no_gaussian(self, source: str, tmp_path: Path) -> None:
         model, upload = self.tokens()
@@ -200,7 +201,9 @@ class TestBadInput:
 
     def test_labels_beyond_the_outputs(self) -> None:
         x, _ = batches()[0]
-        odd = make_upload(mlp(), [(x, torch.full((16,), 7))], "ann", ["moments"])
+        odd = make_upload(mlp(), [(x, torch.full((16,), 4))], "ann", ["moments"])
+        moments = replace(odd.statistics["moments"], classes=torch.tensor([7]))
+        odd = replace(odd, statistics={"moments": moments})
         with refused_input("ann: labels must lie in 0 … 4", "got 7"):
             chain([odd, *uploads(1)])
 

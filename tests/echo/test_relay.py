@@ -181,6 +181,7 @@ class TestRounds:
         with refused_input("at least one client", "got none"):
             relay(mlp(), [])
 
+    @pytest.mark.filterwarnings("ignore:.*not sent")
     def test_tokens_have_no_inputs_to_draw(self) -> None:
         with refused("client 0", "not one tensor of real numbers", "echo-relay"):
             relay(tied(), [(tied(), sequences())], rounds=2)

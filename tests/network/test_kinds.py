@@ -224,6 +224,7 @@ class ScoresKind(kinds.Embedding):
 kinds.register(Scores, ScoresKind())
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent")
 def test_a_users_kind_may_take_tokens_and_name_its_parameters() -> None:
     """The weight is merged over tokens. One-hot rows have no column for a bias, so the bias is averaged."""
     tokens = torch.arange(24).reshape(8, 3) % 6

@@ -99,6 +99,7 @@ def test_modules_that_share_a_weight_and_not_their_biases() -> None:
     assert not wrong(nn.Sequential(one, nn.ReLU(), two), torch.randn(5, 4, generator=rng()))
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent. moments, features")  # of tokens
 @pytest.mark.parametrize(("make", "x", "named"), [
     (images, X, "0 (Standardised), 11 (Scaled)"),
     (tokens, TOKENS, "places (Places), table (Table)"),

@@ -236,6 +236,7 @@ def test_bad_settings(options: dict[str, Any], message: str, clients: Clients, t
         replace(RUN, **options)(network(), clients, test_data)
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent. .*since the inputs are not one tensor")
 def test_a_server_that_needs_what_clients_cannot_send_is_named() -> None:
     """Tokens have no mean, so nothing can be drawn."""
     model = nn.Sequential(nn.Embedding(7, 6), nn.Flatten(), nn.Linear(18, 4))

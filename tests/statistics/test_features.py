@@ -26,9 +26,12 @@ from support.tiny import upload as tiny_upload
 
 def test_tokens_have_no_features() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
-    upload = maecho.make_upload(model, [torch.tensor([[0, 1], [2, 3]])], "ann", ["features"])
+    with pytest.warns(
+        UserWarning, match="ann: not sent: features, since the inputs are not one tensor of real numbers"
+    ):
+        upload = maecho.make_upload(model, [torch.tensor([[0, 1], [2, 3]])], "ann", ["features"])
     assert upload.has == set()
-    assert "no fully connected layer" in upload.recipe["not_sent"]["features"]
+    assert "not one tensor of real numbers" in upload.recipe["not_sent"]["features"]
 
 
 def test_they_are_the_moments_of_what_reaches_the_layer_and_other_sums_do_not_notice() -> None:

@@ -165,7 +165,8 @@ def test_large_batches_are_cut_to_the_releases_size() -> None:
 def test_embedding_counts_tokens() -> None:
     model = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(12, 3))
     tokens = torch.tensor([[0, 1, 1], [5, 1, 0]])
-    upload = make_upload(model, [(tokens, torch.tensor([0, 2]))], "a")
+    with pytest.warns(UserWarning, match="a: not sent: moments, features, since the inputs are not one tensor"):
+        upload = make_upload(model, [(tokens, torch.tensor([0, 2]))], "a")
     assert isinstance(upload.statistics["gram"]["0"], Diagonal)
     assert upload.statistics["gram"]["0"].values.tolist() == [[2, 3, 0, 0, 0, 1]]
     counts = upload.statistics["gram"]["0"].values
@@ -173,7 +174,7 @@ def test_embedding_counts_tokens() -> None:
     assert upload.statistics.get("moments") is None
     assert upload.recipe["not_sent"] == {
         "moments": "the inputs are not one tensor of real numbers, so they have no mean",
-        "features": "the network has no fully connected layer after others that no shortcut leads past",
+        "features": "the inputs are not one tensor of real numbers, so they have no mean",
     }
 
 
@@ -185,12 +186,22 @@ def test_labels_make_class_counts_and_a_head() -> None:
     assert upload.statistics["classes"].tolist() == labels.bincount(minlength=5).tolist()
 
 
-@pytest.mark.parametrize("second", ["nothing", "floats", "per token", "text"])
+WHY = {
+    "nothing": "since the batches carry no whole-number label for every example",
+    "floats": "since the labels are not whole numbers, as in regression",
+    "per token": "since the labels are (16, 3), not one number for each of 16 examples",
+    "text": "since the labels are no numbers",
+}
+
+
+@pytest.mark.parametrize("second", WHY)
 def test_without_whole_number_labels_there_are_no_classes(second: str) -> None:
     x = batches()[0][0]
     y = {"floats": torch.rand(16), "per token": torch.zeros(16, 3, dtype=torch.long), "text": ["a"] * 16}
     batch = x if second == "nothing" else (x, y[second])
-    upload = make_upload(network(), [batch], "a", STATISTICS)
+    with pytest.warns(UserWarning, match="a: (not sent: classes, targets|no labels are used)") as said:
+        upload = make_upload(network(), [batch], "a", STATISTICS)
+    assert any(WHY[second] in str(one.message) for one in said)
     assert upload.statistics.get("classes") is None
     assert upload.statistics.get("targets") is None
     assert upload.statistics.get("moments") is not None
@@ -200,6 +211,7 @@ def test_without_whole_number_labels_there_are_no_classes(second: str) -> None:
         maecho.aggregate([upload], method, model=network(), **QUICK.get(method, {}))
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent")
 def test_inputs_may_be_a_mapping() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
@@ -224,7 +236,7 @@ def test_layers_come_in_order_of_execution_and_those_that_never_ran_have_rank_0(
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.first(x))
 
-    with pytest.warns(UserWarning, match="a: these layers did not run in the pass .* averaged: idle; call them"):
+    with pytest.warns(UserWarning, match="a: nothing of idle is in gram, projector, since no module of that name ran"):
         upload = make_upload(Backwards(), batches(), "a")
     assert [layer.name for layer in upload.layers] == ["first", "last", "idle"]
     assert upload.statistics["gram"]["idle"].rank == upload.statistics["projector"]["idle"].rank == 0

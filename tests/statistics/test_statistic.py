@@ -239,6 +239,7 @@ def test_a_layer_that_one_of_two_has_counts_with_what_it_has() -> None:
     torch.testing.assert_close(both[common], one[common] + other[common])
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent")
 @pytest.mark.parametrize("name", STATISTICS)
 @pytest.mark.parametrize("architecture", ["mlp", "cnn", "tokens"])
 def test_what_is_additive_adds_up(name: str, architecture: str) -> None:
@@ -287,7 +288,8 @@ def test_it_goes_into_a_file_and_back(name: str) -> None:
 
 def test_a_pass_without_labels_says_why_there_are_no_classes() -> None:
     seen: list[Pass] = []
-    upload = make_upload(network(), [x for x, _ in batches()], "ann", ["classes", "targets"])
+    with pytest.warns(UserWarning, match="ann: not sent: classes, targets, since the batches carry no"):
+        upload = make_upload(network(), [x for x, _ in batches()], "ann", ["classes", "targets"])
     assert not seen
     assert upload.has == frozenset()
     assert upload.recipe["not_sent"]["classes"] == "the batches carry no whole-number label for every example"

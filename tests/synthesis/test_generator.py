@@ -154,7 +154,7 @@ def test_the_first_output_of_several_counts() -> None:
         (torch.ones(4), r"for each class and each of 4 inputs, got \(4,\)"),
         (torch.ones(3, 2), r"got \(3, 2\)"),
         (torch.ones(4, 2, 1), r"got \(4, 2, 1\)"),
-        ({"logits": torch.ones(4, 2)}, "got dict"),
+        ({"features": torch.ones(4, 2)}, "got dict"),
         (None, "got NoneType"),
     ],
 )

@@ -205,8 +205,6 @@ DATA: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "empty batches": ({"batches": [(x[:0], y[:0])] * 2}, ("ann", "at least one example", "got none")),
     "empty tuple": ({"batches": [()]}, ("ann",)),
     "inputs of another width": ({"batches": batches(width=3)}, ("ann", "4", "3")),
-    "label too large": ({"batches": [(x, y + 1)]}, ("ann", "0 … 2", "3 outputs", "got 3")),
-    "negative label": ({"batches": [(x, y - 1)]}, ("ann", "0 … 2", "got -1")),
     "NaN weight": ({"model": network().apply(fill_with_nan)}, ("ann", "'0.weight'", "finite", "NaN")),
     "unknown statistic": ({"statistics": ["gram", "grahm"]}, ("ann", *STATISTICS, "'grahm'")),
     "statistics in one string": ({"statistics": "gram"}, ("ann", *STATISTICS, "'gram'")),
@@ -220,13 +218,6 @@ DATA: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     },
     "unknown labels": ({"labels": "guessed"}, ("ann", "expected, sampled, observed", "'guessed'")),
     "sampled labels": ({"labels": "sampled"}, ("ann", "generator", "got none")),
-    **{
-        f"{statistic} of labels too large": (
-            {"batches": [(x, y + 1)], "statistics": [statistic], "labels": "observed"},
-            ("ann", "0 … 2", "3 outputs", "got 3"),
-        )
-        for statistic in ("targets", "fisher", "gradients")
-    },
     **{
         f"rank {rank!r}": ({"rank": rank}, ("rank", "whole number", "share", "size", repr(rank)))
         for rank in ("3 apples", "", "x", -1, 1.5, 0.0, NAN, True, [3])

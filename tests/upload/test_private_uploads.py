@@ -96,6 +96,7 @@ def test_an_upload_with_privacy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all(tensor.isfinite().all() for tensor in merged.values())
 
 
+@pytest.mark.filterwarnings("ignore:.*not sent")
 def test_uploads_without_labels_or_of_tokens_or_with_one_covariance() -> None:
     privacy = Privacy(1.0, 2.0, generator=rng())
     bare = make_upload(network(), [x for x, _ in batches(300)], "ann", privacy=privacy)

@@ -14,7 +14,7 @@ import maecho
 from maecho.alignment.transport import Alignment
 from maecho.errors import UploadError
 from maecho.network import kinds
-from maecho.network.forward import few, stand_in
+from maecho.network.batches.inputs import few, stand_in
 from maecho.privacy import Privacy
 from maecho.upload import client
 from support.clients import batches, network, rng

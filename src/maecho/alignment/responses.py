@@ -151,7 +151,7 @@ class _OwnAndReference(nn.Module):
         return keep
 
     def forward(self, x: Tensor) -> None:
-        self.own(x)
+        self.own(x.clone())  # a network may write into its inputs
         self.theirs(x)
 
     def forget(self) -> None:

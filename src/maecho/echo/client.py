@@ -23,7 +23,8 @@ from maecho.echo.totals import totals_of
 from maecho.echo.wire import own_memory
 from maecho.errors import InputError, text_of
 from maecho.network.attention import split
-from maecho.network.forward import examples, parts
+from maecho.network.batches.inputs import examples
+from maecho.network.batches.reading import Read, Reader, Reading
 from maecho.network.layers import read
 from maecho.network.plain import plain as unwrapped
 from maecho.network.stages import Plan, plan
@@ -43,6 +44,8 @@ class RelayClient:
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         privacy: noise on all sums. Each answer is one release. The client's weights are not covered.
         released: with privacy, how often the same data were released before. An upload is one release.
+        inputs, labels, outputs: functions that find the inputs and the labels in a batch, and the scores in what the
+            model returns, if the usual rules do not (docs/batches.md).
     """
 
     def __init__(
@@ -55,6 +58,9 @@ class RelayClient:
         progress: bool | None = None,
         privacy: Privacy | None = None,
         released: int = 0,
+        inputs: Read | None = None,
+        labels: Read | None = None,
+        outputs: Read | None = None,
     ):
         if isinstance(batches, Iterator):
             raise InputError(
@@ -65,6 +71,7 @@ class RelayClient:
         model = unwrapped(model, f"{client}: the model")
         try:
             self._own = split(model)
+            self._reader = Reader(model, client, Reading(inputs, labels, outputs))
         except InputError as error:
             raise InputError(f"{client}: {error}") from error
         self._merged = copy.deepcopy(self._own)
@@ -134,15 +141,15 @@ class RelayClient:
     def plan(self) -> Plan:
         """The stages of this client's network, found on its first batch."""
         if self._plan is None:
-            inputs = (parts(batch, self.client)[0] for batch in self._batches)
+            inputs = (self._reader.read(batch)[0] for batch in self._batches)
             first = next((x for x in inputs if examples(x)), None)
             if first is None:
                 raise InputError(f"{self.client}: the batches must hold at least one example, got none")
             try:
-                self._plan = plan(self._own, first)
+                self._plan = plan(self._own, first, self._reader.reading.outputs)
             except InputError as error:
                 raise InputError(f"{self.client}: {error}") from error
-            except RuntimeError as error:
+            except (RuntimeError, TypeError) as error:
                 raise InputError(
                     f"{self.client}: the model must take its own batches, got an error: {text_of(error)}"
                 ) from error
@@ -171,7 +178,7 @@ class RelayClient:
         ledger = self._ledger
         if ledger is not None:
             ledger.check_allowed()
-            ledger.check_network(self._own, self._batches)
+            ledger.check_network(self._own, (self._reader.read(batch)[0] for batch in self._batches))
         observed = observe(
             self._own,
             self._merged,
@@ -181,6 +188,7 @@ class RelayClient:
             layers_with_labels=self._layers_with_labels(units, head),
             classes=0 if head is None else self._classes(head),
             calls=self.plan.calls,
+            reader=self._reader,
             limit=None if ledger is None else ledger.privacy.factor,
             progress=self._progress,
         )

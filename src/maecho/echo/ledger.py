@@ -18,7 +18,8 @@ from maecho import devices
 from maecho.echo.totals import ByClass, UnitSums
 from maecho.errors import InputError, text_of
 from maecho.network.attention import slow_path
-from maecho.network.forward import call, examples, parts
+from maecho.network.batches.inputs import examples, subset
+from maecho.network.forward import call
 from maecho.network.hooks import watching
 from maecho.network.units import network
 from maecho.privacy import Privacy
@@ -77,7 +78,7 @@ class PrivacyLedger:
         variance = torch.tensor(self.privacy.deviation("gram", k) ** 2, dtype=torch.float64)
         return UnitSums(gram, cross, by_class, variance)
 
-    def check_network(self, model: nn.Module, batches: Iterable[Any]) -> None:
+    def check_network(self, model: nn.Module, inputs: Iterable[Any]) -> None:
         """Raise InputError unless every layer has the examples on its first axis, and no example's rows depend on
         another example. Otherwise one example could change the rows of others, without any bound.
 
@@ -85,13 +86,13 @@ class PrivacyLedger:
         """
         if self._checked:
             return
-        few = _few(parts(batch, self.client)[0] for batch in batches)
+        few = _few(inputs)
         if few is None:
             return
         together = _seen(model, few)
         for i in range(examples(few)):
             try:
-                alone = _seen(model, _cut(few, i, i + 1))
+                alone = _seen(model, subset(few, slice(i, i + 1), examples(few)))
             except (RuntimeError, ValueError) as error:
                 raise InputError(
                     f"{self.client}: with privacy the model must run on a single example, got an error: "
@@ -121,17 +122,10 @@ def _few(inputs: Iterable[Any]) -> Any:
     single = None
     for x in inputs:
         if examples(x) > 1:
-            return _cut(x, 0, 2)
+            return subset(x, slice(2), examples(x))
         if examples(x):
             single = x
     return single
-
-
-def _cut(x: Any, start: int, end: int) -> Any:
-    """The examples from `start` to `end` of a batch of inputs."""
-    if isinstance(x, Mapping):
-        return {key: value[start:end] if isinstance(value, Tensor) else value for key, value in x.items()}
-    return x[start:end]
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

@@ -19,7 +19,9 @@ from maecho.echo.totals import ByClass, UnitSums
 from maecho.errors import InputError
 from maecho.network import kinds
 from maecho.network.attention import slow_path
-from maecho.network.forward import call, check_labels, forward
+from maecho.network.batches.labels import NO_LABELS, complaint
+from maecho.network.batches.reading import Reader
+from maecho.network.forward import Pass, call, forward
 from maecho.network.hooks import Enough, ending_early, watching
 from maecho.network.units import Unit
 
@@ -57,6 +59,7 @@ def observe(
     layers_with_labels: Collection[str] = (),
     classes: int = 0,
     calls: Mapping[str, int] | None = None,
+    reader: Reader | None = None,
     limit: Limit | None = None,
     progress: bool | None = None,
 ) -> Observed:
@@ -72,17 +75,18 @@ def observe(
             gives the unit one row.
         classes: labels must be below this number.
         calls: how often each module runs. With it a pass ends as soon as all units have run.
+        reader: finds inputs and labels in a batch.
         limit: limits what one example can add, for privacy.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
     """
     found: dict[str, UnitSums] = {}
     pair = _OwnAndMerged(own, merged, units, calls or {})
     total, labelled = 0, True
-    for step in forward(pair, batches, client, progress):
+    reader = reader or Reader(own, client)
+    for step in forward(pair, batches, client, progress, reader=reader, raw=True):
         total += step.size
-        labelled = labelled and step.labels is not None
-        if layers_with_labels and step.labels is not None:
-            check_labels(step.labels, classes, client)
+        labels_of_step = _labels(step, classes, reader) if layers_with_labels else step.labels
+        labelled = labelled and labels_of_step is not None
         for unit in units:
             calls_own, calls_merged = step.output.outputs[unit.name], step.output.inputs[unit.name]
             if len(calls_own) != len(calls_merged):
@@ -97,7 +101,7 @@ def observe(
                 )
             for z, (module, x) in zip(calls_own, calls_merged, strict=True):
                 row_each = unit.layer.one_row_each(x, step.size) and not unit.diagonal
-                labels = step.labels if unit.name in layers_with_labels and row_each else None
+                labels = labels_of_step if unit.name in layers_with_labels and row_each else None
                 y = None if labels is None else one_hot(labels.to(x.device), classes).double()
                 if limit is not None and len(x) != step.size:
                     raise InputError(
@@ -114,6 +118,14 @@ def observe(
     if not labelled:  # sums by class must cover the same examples as the other sums
         found = {name: replace(sums, by_class=None) for name, sums in found.items()}
     return Observed(total, found)
+
+
+def _labels(step: Pass, classes: int, reader: Reader) -> Tensor | None:
+    """The labels of a batch, if all are classes of the model. If they cannot be used, the client is warned."""
+    reason = step.no_labels if step.labels is None else complaint(step.labels, classes)
+    if reason not in ("", NO_LABELS):
+        reader.lost_labels(reason)
+    return None if reason else step.labels
 
 
 def _pieces(
@@ -185,7 +197,7 @@ class _OwnAndMerged(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> _Seen:
         device = devices.of(self.own)
-        given = args[0] if args else kwargs
+        given = kwargs or args
         outputs: dict[str, list[Tensor]] = {unit.name: [] for unit in self.units}
         inputs: dict[str, list[tuple[str, Tensor]]] = {unit.name: [] for unit in self.units}
         ends = {name: unit.name for unit in self.units for name in unit.ends}

@@ -14,6 +14,7 @@ from maecho.echo.rounds import Rounds
 from maecho.echo.server import RelayServer
 from maecho.echo.simulated import Drawing
 from maecho.errors import InputError
+from maecho.network.batches.reading import Read
 from maecho.privacy import Privacy
 from maecho.progress import track
 from maecho.upload.client import make_upload
@@ -33,6 +34,9 @@ def relay(
     start: Mapping[str, Tensor] | None = None,
     progress: bool | None = None,
     privacy: Privacy | None = None,
+    inputs: Read | None = None,
+    labels: Read | None = None,
+    outputs: Read | None = None,
 ) -> Merged:
     """Run echo-relay in one process, or one of the methods between it and echo-chain.
 
@@ -46,6 +50,7 @@ def relay(
             a cut.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         privacy: noise on all that every client says about its data. The recipe states the total cost.
+        inputs, labels, outputs: as for RelayClient.
     """
     began = time.perf_counter()
     pairs = list(clients)
@@ -53,7 +58,17 @@ def relay(
         raise InputError("there must be at least one client to relay, got none")
     before = 0 if rounds == "all" else 1  # the upload is the first release
     relay_clients = [
-        RelayClient(own, batches, f"client {i}", progress=False, privacy=privacy, released=before)
+        RelayClient(
+            own,
+            batches,
+            f"client {i}",
+            progress=False,
+            privacy=privacy,
+            released=before,
+            inputs=inputs,
+            labels=labels,
+            outputs=outputs,
+        )
         for i, (own, batches) in enumerate(pairs)
     ]
     if rounds != "all":
@@ -61,7 +76,18 @@ def relay(
         if uploads is None:
             statistics = sorted(drawing.needs | (drawing.uses if privacy is None else frozenset()))
             uploads = [
-                make_upload(own, batches, f"client {i}", statistics, rank=None, progress=progress, privacy=privacy)
+                make_upload(
+                    own,
+                    batches,
+                    f"client {i}",
+                    statistics,
+                    rank=None,
+                    progress=progress,
+                    labels=labels or "expected",
+                    privacy=privacy,
+                    inputs=inputs,
+                    outputs=outputs,
+                )
                 for i, (own, batches) in enumerate(pairs)
             ]
         else:
@@ -84,6 +110,7 @@ def relay(
         drawing=drawing,
         prior=prior,
         progress=progress,
+        outputs=outputs,
     )
     while not server.done:
         question = server.broadcast()

@@ -33,6 +33,7 @@ from maecho.echo.state import (
 )
 from maecho.echo.wire import own_memory
 from maecho.errors import InputError
+from maecho.network.batches.reading import Read
 from maecho.options import number
 from maecho.progress import track
 from maecho.upload.cohort import Source
@@ -64,6 +65,7 @@ class RelayServer:
         minimum: a round with fewer answers is refused. It can be asked again.
         checkpoint: a file that keeps the last finished stage, for `resume`.
         progress: a progress bar while inputs are drawn: True, False, or None for one on a terminal if it takes long.
+        outputs: finds the scores in what the network returns for drawn inputs, if the usual rules do not.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class RelayServer:
         minimum: int = 1,
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
+        outputs: Read | None = None,
     ):
         number("minimum", minimum, "a whole number, at least 1", 1, whole=True)
         self._began = time.perf_counter()
@@ -92,7 +95,7 @@ class RelayServer:
         self._simulated: SimulatedClients | None = None
         if uploads is not None:
             ridge = self._regression.ridge
-            self._simulated = SimulatedClients(model, uploads, drawing or Drawing(), ridge, progress)
+            self._simulated = SimulatedClients(model, uploads, drawing or Drawing(), ridge, progress, outputs)
         self._state: RelayState | None = None  # known once the first answers came
         if start is not None:
             self._load_start(start)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from maecho.echo.client import RelayClient
 from maecho.echo.messages import Answer
+from maecho.network.batches.reading import Read, Reader, Reading
 from maecho.network.stages import Plan
 from maecho.network.units import Unit
 from maecho.options import number, one_of
@@ -69,8 +70,11 @@ class SimulatedClient(RelayClient):
         plan: Plan | None,
         correction: Correction | None,
         progress: bool | None,
+        outputs: Read | None = None,
     ):
         super().__init__(model, inputs if correction is None else correction, client, plan=plan, progress=progress)
+        # Labels of an upload are classes, or it is damaged.
+        self._reader = Reader(model, client, Reading(outputs=outputs), strict=True)
         self._correction = correction
 
     def _sums(self, units: Sequence[Unit], head: str | None) -> Answer:
@@ -95,6 +99,7 @@ class SimulatedClients:
         drawing: Drawing,
         ridge: float,
         progress: bool | None = None,
+        outputs: Read | None = None,
     ):
         if not isinstance(uploads, Cohort):
             # Uploads are read to the device of the network, since inputs are drawn there.
@@ -103,6 +108,7 @@ class SimulatedClients:
         self._cohort = uploads
         self.drawing = drawing
         self._model, self._ridge, self._progress = copy.deepcopy(model), ridge, progress
+        self._outputs = outputs
         self._plan: Plan | None = None
         self._feature_maps: dict[str, Tensor] = {}
 
@@ -138,7 +144,9 @@ class SimulatedClients:
                 own = seed_for(self.drawing.seed, f"features of {upload.client}")
                 known = self._feature_maps.get(upload.client)
                 correction = Correction(inputs, layer, found, own, self._ridge, known, self._progress)
-            client = SimulatedClient(self._model, inputs, upload.client, self._plan, correction, self._progress)
+            client = SimulatedClient(
+                self._model, inputs, upload.client, self._plan, correction, self._progress, self._outputs
+            )
             self._plan = client.plan
             yield client
             feature_map = None if correction is None else correction.feature_map

@@ -21,7 +21,8 @@ from maecho.linalg.finite import is_finite
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
 from maecho.network import kinds
-from maecho.network.forward import arguments, evaluating
+from maecho.network.batches.inputs import arguments
+from maecho.network.forward import evaluating
 from maecho.network.layers import Layer
 
 TOLERANCE = 1e-4
@@ -236,7 +237,7 @@ def _gap(after: Tensor, before: Tensor) -> float:
 
 def _outputs(model: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> list[Tensor]:
     """All tensors of numbers that the network gives out, with some of its weights replaced."""
-    args, kwargs = arguments(inputs, devices.of(model), copy=True)
+    args, kwargs = arguments(inputs, devices.of(model))
     out = list(_tensors(torch.func.functional_call(model, dict(weights), tuple(args), kwargs)))
     if not (out and all(is_finite(tensor) for tensor in out)):
         raise InputError(

@@ -20,7 +20,9 @@ from maecho import devices
 from maecho.errors import InputError
 from maecho.network import norms
 from maecho.network.attention import slow_path
-from maecho.network.forward import call, examples
+from maecho.network.batches.inputs import examples, leaves, subset
+from maecho.network.batches.reading import Read
+from maecho.network.forward import call
 from maecho.network.hooks import watching
 from maecho.network.units import Unit, network
 from maecho.network.verified import misread
@@ -43,20 +45,21 @@ class Plan:
     """Layers and norms that are no such matrices as their kind, so that they are only averaged."""
 
 
-def plan(model: nn.Module, inputs: Any) -> Plan:
+def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
     """Find the stages of a network, by a few passes over a batch of inputs.
 
-    The attentions of the network must be split. The model is left as it is.
+    The attentions of the network must be split. The model is left as it is. `outputs` finds the scores in what the
+    model returns.
     """
-    if any(x.is_floating_point() and not x.isfinite().all() for x in tree_leaves(inputs) if isinstance(x, Tensor)):
+    if any(x.is_floating_point() and not x.isfinite().all() for x in leaves(inputs)):
         raise InputError("the inputs must be finite, got NaN or infinity")
     model = copy.deepcopy(model).eval()
-    run = _Runner(model, inputs)
+    run = _Runner(model, inputs, outputs)
     if run.dirty(()):
         raise InputError("the network must give finite outputs for finite inputs to be planned, got NaN or infinity")
     everything = network(model)
     with torch.no_grad(), slow_path(), misread(model, everything.values()) as wrong:
-        call(model, run.inputs, run.device)
+        call(model, run.inputs, run.device, outputs)
     units = {name: unit for name, unit in everything.items() if name not in wrong}
     calls = dict(run.calls)
     order = {name: unit for name in run.order for unit in units.values() if name in unit.modules}
@@ -81,9 +84,9 @@ def plan(model: nn.Module, inputs: Any) -> Plan:
 class _Runner:
     """Runs one small batch through the network, and keeps what the passes show."""
 
-    def __init__(self, model: nn.Module, inputs: Any):
-        self.model = model
-        self.inputs = _few(inputs)
+    def __init__(self, model: nn.Module, inputs: Any, outputs: Read | None = None):
+        self.model, self._outputs = model, outputs
+        self.inputs = subset(inputs, slice(2), examples(inputs))
         self.device = devices.of(model)
         self.order: list[str] = []
         """The modules in the order of their last calls. So a unit comes after everything that it depends on."""
@@ -129,12 +132,12 @@ class _Runner:
 
         try:
             with watching(self.model, self._watched, before, after), torch.no_grad(), slow_path():
-                self.output = call(self.model, self.inputs, self.device)
+                self.output = call(self.model, self.inputs, self.device, self._outputs)
         finally:
             for name, tensor in kept.items():
                 state[name].copy_(tensor)
-        leaves = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if not all(leaf.isfinite().all() for leaf in leaves):
+        made_out = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if not all(leaf.isfinite().all() for leaf in made_out):
             dirty.add(OUTPUT)
         return dirty
 
@@ -176,13 +179,3 @@ def _head(run: _Runner, stages: Sequence[Sequence[Unit]]) -> str | None:
         return None
     everything = {name for stage in stages for unit in stage for name in unit.parameters(run.model)}
     return last.name if OUTPUT not in run.dirty(everything, (module,)) else None
-
-
-def _few(inputs: Any) -> Any:
-    """The first two examples. If an entry of a mapping does not have one row for each example (a mask of places), it
-    stays whole."""
-    if isinstance(inputs, Mapping):
-        n = examples(inputs)
-        each = {key for key, value in inputs.items() if isinstance(value, Tensor) and value.dim() and len(value) == n}
-        return {key: value[:2] if key in each else value for key, value in inputs.items()}
-    return inputs[:2]

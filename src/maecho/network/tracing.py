@@ -20,7 +20,7 @@ from maecho.network import kinds
 from maecho.network.axes import rules
 from maecho.network.axes.along import Call
 from maecho.network.axes.neurons import Axes, Neurons, Spot, carried, fix, joined
-from maecho.network.forward import arguments
+from maecho.network.batches.inputs import arguments
 from maecho.network.hooks import remove_all
 from maecho.network.kinds import Kind
 from maecho.network.spaces import Place, Space, Spaces, holding
@@ -78,7 +78,7 @@ def _derived(model: nn.Module, inputs: Any) -> Spaces:
 def _arguments(graph: fx.Graph, inputs: Any, device: torch.device) -> dict[fx.Node, Any]:
     """The values of the network's arguments."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    args, kwargs = arguments(inputs, device, copy=True)
+    args, kwargs = arguments(inputs, device)
     given = dict(zip([str(node.target) for node in nodes], args, strict=False)) | kwargs
     for node in nodes:
         if str(node.target) not in given and not node.args:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from maecho import devices
 from maecho.network import kinds
-from maecho.network.forward import examples, parts
+from maecho.network.batches.inputs import examples
+from maecho.network.batches.reading import Reader
 from maecho.network.hooks import Watch, watching
 from maecho.network.layers import Architecture, complete
 from maecho.network.units import Unit
@@ -47,10 +48,10 @@ def misread(model: nn.Module, units: Iterable[Unit], watch: Watch | None = None)
 class Peeked:
     """Batches that are gone through once. The first one that has examples has been taken out of them."""
 
-    def __init__(self, batches: Iterable[Any], label: str):
+    def __init__(self, batches: Iterable[Any], reader: Reader):
         self._batches = batches
         self._rest = iter(batches)
-        self.first = next((batch for batch in self._rest if examples(parts(batch, label)[0])), None)
+        self.first = next((batch for batch in self._rest if examples(reader.read(batch)[0])), None)
 
     def __iter__(self) -> Iterator[Any]:
         return self._rest

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from maecho.errors import UploadError
 from maecho.formatting import numbers
-from maecho.network.forward import Pass, check_labels
+from maecho.network.batches.labels import NO_LABELS
+from maecho.network.forward import Pass
 from maecho.network.layers import find
 from maecho.privacy import NoisySums
 from maecho.statistics.parts import COUNTS, is_whole
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
-NO_LABELS = "the batches carry no whole-number label for every example"
+NO_SCORES = "the model's output is not one row of class scores an example"
 
 
 class Classes(Statistic):
@@ -26,14 +27,14 @@ class Classes(Statistic):
     by_default = additive = private = True
 
     def gatherer(self, setting: Setting) -> Gatherer:
-        return _Counts(setting.client)
+        return _Counts()
 
     def recipe(self, options: Options) -> str:
         return "number of examples of each class"
 
     def of_noisy(self, sums: NoisySums) -> Tensor:
-        if not sums.labelled:
-            raise NotGathered(NO_LABELS)
+        if sums.no_labels:
+            raise NotGathered(sums.no_labels)
         return sums.examples
 
     def check(self, value: Any, carrier: Carrier) -> Any:
@@ -55,21 +56,20 @@ class Classes(Statistic):
 
 
 class _Counts(Gatherer):
-    def __init__(self, client: str):
-        self._client = client
+    def __init__(self) -> None:
         self._counts: Tensor | None = None
-        self._labelled = True
+        self._reason = ""
 
     def add(self, step: Pass) -> None:
-        self._labelled = self._labelled and step.labels is not None
-        if step.labels is None or not (isinstance(step.output, Tensor) and step.output.dim() == 2):
-            return
-        classes = step.output.shape[-1]
-        check_labels(step.labels, classes, self._client)
-        counts = step.labels.cpu().bincount(minlength=classes)
-        self._counts = counts if self._counts is None else self._counts + counts
+        if step.labels is None:
+            self._reason = self._reason or step.no_labels
+        elif not (isinstance(step.output, Tensor) and step.output.dim() == 2):
+            self._reason = self._reason or NO_SCORES
+        else:
+            counts = step.labels.cpu().bincount(minlength=step.output.shape[-1])
+            self._counts = counts if self._counts is None else self._counts + counts
 
     def value(self, found: Found) -> Tensor:
-        if self._counts is None or not self._labelled:
-            raise NotGathered(NO_LABELS)
+        if self._counts is None or self._reason:
+            raise NotGathered(self._reason or NO_LABELS)
         return self._counts

@@ -19,13 +19,16 @@ from maecho import devices
 from maecho.errors import UploadError
 from maecho.linalg.gaussians import Gaussians
 from maecho.network.attention import slow_path
+from maecho.network.batches.reading import Read
 from maecho.network.forward import Pass, call
 from maecho.network.hooks import remove_all, watching
 from maecho.network.layers import Architecture, Layer
 from maecho.network.spaces import Move, Place
-from maecho.statistics.moments import ClassScatter, check_gaussians
+from maecho.statistics.moments import NO_MEAN, ClassScatter, check_gaussians
 from maecho.statistics.parts import GAUSSIANS
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
+
+NO_NARROW_LAYER = "the network has no fully connected layer after others that no shortcut leads past"
 
 
 class Features(Statistic):
@@ -100,7 +103,7 @@ class _AtTheNarrowLayer(Gatherer):
 
     def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:
         if self._layer in (None, layer.name) and not self._reason:
-            self._seen[layer.name] = x.detach()
+            self._seen[layer.name] = x.detach().clone()  # a later module may write into it
 
     def add(self, step: Pass) -> None:
         if self._layer is None and not self._reason:
@@ -116,9 +119,10 @@ class _AtTheNarrowLayer(Gatherer):
     def _find(self, step: Pass) -> None:
         setting = self._setting
         with setting.watch.pause():
-            self._layer = narrow(setting.model, setting.architecture, step.inputs, self._seen)
+            self._layer = narrow(setting.model, setting.architecture, step.inputs, self._seen, setting.outputs)
         if self._layer is None:
-            self._reason = "the network has no fully connected layer after others that no shortcut leads past"
+            real = isinstance(step.inputs, Tensor) and step.inputs.is_floating_point()
+            self._reason = NO_NARROW_LAYER if real else NO_MEAN
 
     def value(self, found: Found) -> dict[str, Gaussians]:
         if self._layer is None or self._reason:
@@ -126,7 +130,9 @@ class _AtTheNarrowLayer(Gatherer):
         return {self._layer: self._scatter.moments()}
 
 
-def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapping[str, Tensor]) -> str | None:
+def narrow(
+    model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapping[str, Tensor], outputs: Read | None = None
+) -> str | None:
     """The first fully connected layer that no other path leads past. The very first layer does not count.
 
     To test a layer, the network gets other inputs, and the layer gets what it saw before. If the output is the same as
@@ -137,6 +143,7 @@ def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapp
         architecture: the architecture of the model.
         inputs: a batch.
         seen: the input of each layer when the model ran this batch, in order of execution.
+        outputs: finds the scores in what the model returns.
     """
     if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
         return None
@@ -155,11 +162,11 @@ def narrow(model: nn.Module, architecture: Architecture, inputs: Any, seen: Mapp
         remove_all(twin)
         device = devices.of(model)
         with torch.no_grad(), slow_path():
-            before = call(twin, inputs.clone(), device)
-            other = next((x for x in _others(inputs) if not _same(call(twin, x.clone(), device), before)), None)
+            before = call(twin, inputs, device, outputs)
+            other = next((x for x in _others(inputs) if not _same(call(twin, x, device, outputs), before)), None)
             if other is None:
                 return None
-            return next((name for name in candidates if _leads(twin, name, seen[name], other, before)), None)
+            return next((name for name in candidates if _leads(twin, name, seen[name], other, before, outputs)), None)
     return None
 
 
@@ -175,7 +182,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool((one - other).abs().max() <= 1e-5 * other.abs().max())
 
 
-def _leads(model: nn.Module, name: str, seen: Tensor, other: Tensor, before: Tensor) -> bool:
+def _leads(model: nn.Module, name: str, seen: Tensor, other: Tensor, before: Tensor, outputs: Read | None) -> bool:
     """Whether the output is as before when the network gets other inputs and the layer what it saw before."""
     calls: list[None] = []
 
@@ -184,5 +191,5 @@ def _leads(model: nn.Module, name: str, seen: Tensor, other: Tensor, before: Ten
         return seen.clone()
 
     with watching(model, [name], enter):
-        found = call(model, other.clone(), devices.of(model))
+        found = call(model, other, devices.of(model), outputs)
     return len(calls) == 1 and _same(found, before)

@@ -82,7 +82,7 @@ class _Squares(BackwardGatherer):
         self._model, self._watch = setting.model, setting.watch
         self._parameters = parameters(setting)
         self._layers = {layer.name: layer for layer in setting.architecture.layers.values()}
-        self._long_way = LongWay(setting.model, devices.of(setting.model))
+        self._long_way = LongWay(setting.model, devices.of(setting.model), setting.outputs)
         self._probed = False
         self._mixed: set[str] = set()
         self._of_rows: dict[str, Tensor] = {}

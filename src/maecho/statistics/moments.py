@@ -25,6 +25,7 @@ FEW = 10
 """The mean of a class with no more examples than this reveals much about each of them."""
 MOST_CLASSES = 2**24
 """The most classes, for uploads that do not say how many there are. Counting labels takes memory up to the largest."""
+NO_MEAN = "the inputs are not one tensor of real numbers, so they have no mean"
 CLUSTERED = 2000
 """How many examples of a class k-means looks at. Later examples go to the nearest centre."""
 
@@ -59,7 +60,7 @@ class Moments(Statistic):
             between = (means.mT * weight) @ means
             covariances.append(_semidefinite((square - between) / weight.sum()))
         return Gaussians(
-            classes=sums.held if sums.labelled else torch.tensor([NO_CLASS]),
+            classes=torch.tensor([NO_CLASS]) if sums.no_labels else sums.held,
             counts=sums.examples[sums.held],
             means=means,
             covariances=tuple(covariances),
@@ -133,7 +134,7 @@ class _OfInputs(Gatherer):
 
     def add(self, step: Pass) -> None:
         if not (isinstance(step.inputs, Tensor) and step.inputs.is_floating_point()):
-            self._reason = "the inputs are not one tensor of real numbers, so they have no mean"
+            self._reason = NO_MEAN
         elif self._scatter.shape not in (None, tuple(step.inputs.shape[1:])):
             self._reason = "the inputs are not all of one shape, so they have no mean"
         else:

@@ -9,6 +9,7 @@ each example.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from maecho.network.batches.inputs import each, leaves, per_example, subset
+from maecho.network.batches.reading import Read
 from maecho.network.forward import call
 
 if TYPE_CHECKING:
@@ -63,8 +66,8 @@ class LongWay:
     after the other.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device):
-        self._model, self._device = model, device
+    def __init__(self, model: nn.Module, device: torch.device, outputs: Read | None = None):
+        self._model, self._device, self._outputs = model, device, outputs
         self._together = True
 
     def squares(self, x: Any, directions: Sequence[Tensor], names: Sequence[str]) -> dict[str, Tensor]:
@@ -75,7 +78,7 @@ class LongWay:
         entries = len(directions) * sum(p.numel() for p in chosen.values())
         sums = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in chosen.items()}
         for piece in torch.arange(n).split(max(1, CHUNK // max(1, entries))):
-            inputs = _examples(x, piece, n)
+            inputs = subset(x, piece, n)
             V = torch.stack([v[piece.to(v.device)] for v in directions], dim=1)  # [examples, directions, outputs]
             for name, part in self._piece(inputs, V, chosen).items():
                 sums[name] += part.cpu().double()
@@ -90,19 +93,20 @@ class LongWay:
         return self._one_by_one(x, V, chosen)
 
     def _at_once(self, x: Any, V: Tensor, chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        fixed = {k: v for k, v in x.items() if not _per_example(v, len(V))} if isinstance(x, Mapping) else {}
-        moving = {k: v for k, v in x.items() if k not in fixed} if isinstance(x, Mapping) else x
+        which = [k for k, leaf in enumerate(leaves(x)) if per_example(leaf, len(V))]
+        moving = [leaves(x)[k] for k in which]
 
-        def one(inputs: Any, v: Tensor) -> dict[str, Tensor]:
-            single = (
-                {**fixed, **{k: t.unsqueeze(0) for k, t in inputs.items()}}
-                if isinstance(inputs, Mapping)
-                else inputs.unsqueeze(0)
-            )
+        def one(inputs: list[Tensor], v: Tensor) -> dict[str, Tensor]:
+            given = dict(zip(which, inputs, strict=True))
+            places = itertools.count()
+            single = each(x, lambda t: given[k].unsqueeze(0) if (k := next(places)) in given else t)
 
             def output(parameters: dict[str, Tensor]) -> Tensor:
                 made: Tensor = call(
-                    lambda *a, **k: functional_call(self._model, parameters, a, k), single, self._device
+                    lambda *a, **k: functional_call(self._model, parameters, a, k),
+                    single,
+                    self._device,
+                    self._outputs,
                 )
                 return made.squeeze(0)
 
@@ -111,16 +115,18 @@ class LongWay:
             return {name: g.double().square().sum(0) for name, g in gradients.items()}
 
         with torch.no_grad():  # of parameters that were not chosen
-            each = vmap(one, randomness="different")(moving, V)
-        return {name: part.sum(0) for name, part in each.items()}
+            found = vmap(one, randomness="different")(moving, V)
+        return {name: part.sum(0) for name, part in found.items()}
 
     def _one_by_one(self, x: Any, V: Tensor, chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
         sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in chosen.items()}
         parameters = {name: p.requires_grad_() for name, p in chosen.items()}
         for i in range(len(V)):
             with torch.enable_grad():
-                single = _examples(x, torch.tensor([i]), len(V))
-                output = call(lambda *a, **k: functional_call(self._model, parameters, a, k), single, self._device)
+                single = subset(x, torch.tensor([i]), len(V))
+                output = call(
+                    lambda *a, **k: functional_call(self._model, parameters, a, k), single, self._device, self._outputs
+                )
             for v in V[i]:
                 found = torch.autograd.grad(
                     output, list(parameters.values()), v.unsqueeze(0), retain_graph=True, allow_unused=True
@@ -129,14 +135,3 @@ class LongWay:
                     if gradient is not None:
                         sums[name] += gradient.double().square()
         return sums
-
-
-def _per_example(value: object, n: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == n
-
-
-def _examples(x: Any, which: Tensor, n: int) -> Any:
-    """Some examples of a batch of n."""
-    if isinstance(x, Mapping):
-        return {k: v[which.to(v.device)] if _per_example(v, n) else v for k, v in x.items()}
-    return x[which.to(x.device)]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from maecho.errors import InputError
 from maecho.linalg.gaussians import COVARIANCES, Covariance
 from maecho.linalg.spectra import Spectrum
+from maecho.network.batches.reading import Read, Reader
 from maecho.network.directions import LABELS, Labels
 from maecho.network.forward import Pass
 from maecho.network.hooks import Watch
@@ -59,6 +60,13 @@ class Setting:
     options: Options = field(default_factory=Options)
     watch: Watch = field(default_factory=Watch)
     """The watch of the pass. A Gatherer that runs the model for its own purposes pauses it meanwhile."""
+    reader: Reader | None = None
+    """Finds inputs and labels in a batch. By default a new one does, with the usual rules."""
+
+    @property
+    def outputs(self) -> Read | None:
+        """The user's function that finds the scores in what the model returns."""
+        return None if self.reader is None else self.reader.reading.outputs
 
 
 @dataclass(frozen=True)

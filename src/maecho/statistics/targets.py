@@ -15,10 +15,10 @@ from maecho.errors import UploadError
 from maecho.linalg.finite import is_finite
 from maecho.linalg.symmetric import TOLERANCE
 from maecho.network import kinds
-from maecho.network.forward import Pass, check_labels
+from maecho.network.forward import Pass
 from maecho.network.layers import Layer, complete, find
 from maecho.network.spaces import Move, Place
-from maecho.statistics.classes import NO_LABELS
+from maecho.statistics.classes import NO_SCORES
 from maecho.statistics.parts import check_real
 from maecho.statistics.statistic import Carrier, Found, Gatherer, NotGathered, Options, Setting, Statistic
 
@@ -34,7 +34,7 @@ class Targets(Statistic):
     additive = True
 
     def gatherer(self, setting: Setting) -> Gatherer:
-        return _Sums(setting.client)
+        return _Sums()
 
     def recipe(self, options: Options) -> str:
         return "sum of the inputs of the last layer, class by class"
@@ -75,8 +75,7 @@ class Targets(Statistic):
 class _Sums(Gatherer):
     """Sums up the rows of each class, in float64."""
 
-    def __init__(self, client: str) -> None:
-        self._client = client
+    def __init__(self) -> None:
         self._seen: tuple[str, Tensor] | None = None
         self._order: dict[str, None] = {}
         self._uses = 0
@@ -92,7 +91,8 @@ class _Sums(Gatherer):
         same = self._seen is not None and self._seen[0] == layer.name
         self._uses = self._uses + 1 if same else 1
         found = kinds.rows(module, x.detach())
-        self._seen = (layer.name, complete(found, layer) if found.is_floating_point() else found)
+        # A copy, since a later module may write into what came in here.
+        self._seen = (layer.name, complete(found, layer).clone() if found.is_floating_point() else found)
 
     def add(self, step: Pass) -> None:
         seen, self._seen = self._seen, None
@@ -101,7 +101,6 @@ class _Sums(Gatherer):
             return
         assert seen is not None
         assert step.labels is not None
-        check_labels(step.labels, step.output.shape[-1], self._client)
         self._layer, rows = seen[0], seen[1][0]
         if self._sums is None:
             self._sums = torch.zeros(step.output.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
@@ -109,9 +108,9 @@ class _Sums(Gatherer):
 
     def _complaint(self, step: Pass, seen: tuple[str, Tensor] | None) -> str:
         if step.labels is None:
-            return NO_LABELS
+            return step.no_labels
         if not (isinstance(step.output, Tensor) and step.output.dim() == 2):
-            return "the model's output is not one row of class scores an example"
+            return NO_SCORES
         one_row_each = seen is not None and seen[1].dim() == 3 and seen[1].shape[:2] == (1, step.size)
         if seen is None or self._uses != 1 or not one_row_each:
             return "the last layer does not run exactly once, on one row for each example"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maecho.errors import InputError, text_of
+from maecho.network.batches.reading import scores
 from maecho.network.hooks import watching
 from maecho.network.norms import BatchNorm
 
@@ -142,13 +143,13 @@ def _remembering(model: nn.Module) -> list[str]:
 def logits(model: nn.Module, x: Tensor) -> Float[Tensor, "n classes"]:
     """The model's outputs for generated inputs. Raises InputError if the model cannot take them."""
     try:
-        output = model(x)
+        output = model(x.clone())  # a model may write into its inputs, and others get them too
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         kind = str(x.dtype).removeprefix("torch.")
         raise InputError(
             f"dense: the model must take {kind} inputs {tuple(x.shape)}, got an error: {text_of(error)}"
         ) from error
-    output = output[0] if isinstance(output, tuple | list) else output
+    output = scores(output)
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(x):
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise InputError(f"dense: the model must give one output for each class and each of {len(x)} inputs, got {got}")

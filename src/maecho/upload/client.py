@@ -9,17 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maecho.errors import InputError
+from maecho.errors import InputError, one_line
 from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import Covariance
 from maecho.network import layers
+from maecho.network.batches.labels import NO_LABELS
+from maecho.network.batches.reading import SAY_WHERE, Read, Reader, Reading
 from maecho.network.directions import Labels
 from maecho.network.plain import plain
 from maecho.network.spaces import Spaces
 from maecho.network.tracing import proven
 from maecho.privacy import Privacy
 from maecho.statistics import STATISTICS, Options, Statistic
-from maecho.statistics.passes.gather import gather
+from maecho.statistics.features import NO_NARROW_LAYER
+from maecho.statistics.of_layers import OfLayers
+from maecho.statistics.passes.gather import Gathered, gather
 from maecho.statistics.statistic import Setting
 from maecho.upload import size
 from maecho.upload.private import gather_privately
@@ -33,18 +37,21 @@ def make_upload(
     statistics: Iterable[str] | None = None,
     rank: int | float | str | Mapping[str, int] | None = "4x",
     progress: bool | None = None,
-    labels: Labels = "expected",
+    labels: Labels | Read = "expected",
     generator: torch.Generator | None = None,
     gaussians: int = 1,
     covariance: Covariance = "class",
     privacy: Privacy | None = None,
+    inputs: Read | None = None,
+    outputs: Read | None = None,
 ) -> Upload:
     """Make what this client sends: the model's weights, and statistics of its layers' inputs on these batches.
 
     Args:
         model: the trained model. It is left unchanged.
-        batches: (inputs, labels), (inputs, anything) or inputs alone. They are read once. The projector of the paper's
-            release uses the means of batches of 64 examples, so larger batches are cut into pieces of 64.
+        batches: (inputs, labels), inputs alone, dicts, or another form that docs/batches.md names. They are read once.
+            The projector of the paper's release uses the means of batches of 64 examples, so larger batches are cut
+            into pieces of 64.
         client: the client's name. No other client may have the same one.
         statistics: names of the statistics to send. By default these are "gram", "projector", "classes", "moments" and
             "features" (moments of the inputs of the first fully connected layer after other layers), which need only
@@ -61,7 +68,8 @@ def make_upload(
         labels: the labels for the gradients of "fisher" and "gradients". "expected" averages over the model's own
             predictions: it is exact, takes one backward pass for each class, and needs no labels. "sampled" takes one
             random combination of them for each example: it is right on average, takes one backward pass, and suits
-            models of many classes. "observed" takes the batches' labels: the empirical Fisher.
+            models of many classes. "observed" takes the batches' labels: the empirical Fisher. A function finds the
+            labels in a batch, for all statistics; then the gradients are those of "expected".
         generator: the source of the random signs of "sampled".
         gaussians: how many Gaussians the "moments" hold for each class. K-means finds them. More describe the data
             better and take more room.
@@ -69,11 +77,16 @@ def make_upload(
             them one, which takes less room.
         privacy: adds noise to all that is sent about the data, including the number of examples. The weights are not
             covered.
+        inputs: a function that finds the inputs in a batch, if the usual rules do not.
+        outputs: a function that finds the scores in what the model returns, if the usual rules do not.
+
+    Warns of all that is lost: labels that cannot be used, statistics that cannot be made, layers that are not seen.
     """
     model = plain(model, f"{client}: the model")
     wanted = _wanted(client, statistics, privacy)
     try:
-        options = Options(labels, generator, gaussians, covariance)
+        reading = Reading(inputs, labels if callable(labels) else None, outputs)
+        options = Options("expected" if callable(labels) else labels, generator, gaussians, covariance)
         if privacy is not None and gaussians > 1:
             raise InputError(f"with privacy there must be one Gaussian a class, got gaussians={gaussians}")
     except InputError as error:
@@ -84,7 +97,7 @@ def make_upload(
     if isinstance(rule, size.ByLayer):
         rule.check(layer.name for layer in architecture.layers.values())
     weights = _weights(model, architecture, client)
-    setting = Setting(client, model, architecture, options)
+    setting = Setting(client, model, architecture, options, reader=Reader(model, client, reading))
     if privacy is None:
         gathered = gather(setting, batches, wanted, progress)
     else:
@@ -96,12 +109,7 @@ def make_upload(
             f"{', '.join(architecture.unknown)}",
             stacklevel=2,
         )
-    if gathered.silent:
-        warnings.warn(
-            f"{client}: these layers did not run in the pass over the batches, so that they are averaged: "
-            f"{', '.join(gathered.silent)}; call them as modules in forward if they do run",
-            stacklevel=2,
-        )
+    _warn(client, gathered, by_default=statistics is None)
     not_sent = dict(gathered.missing)
     spaces = _spaces(model, gathered.inputs, not_sent)
     upload = Upload(
@@ -123,6 +131,24 @@ def make_upload(
         },
     )
     return size.cut(upload, rule)
+
+
+def _warn(client: str, gathered: Gathered, by_default: bool) -> None:
+    """Warn of statistics that were asked for and could not be made, and of layers that are missing in others."""
+    lost = []
+    for reason in dict.fromkeys(gathered.missing.values()):
+        if by_default and reason in (NO_NARROW_LAYER, NO_LABELS):
+            continue  # nothing is lost: such a network has no features to send, and such batches no labels
+        names = ", ".join(name for name, why in gathered.missing.items() if why == reason)
+        lost.append(f"not sent: {names}, since {reason}; {SAY_WHERE}, or name in statistics= what to send")
+    of_layers = ", ".join(name for name in gathered.values if isinstance(STATISTICS[name], OfLayers))
+    if gathered.idle and of_layers:
+        lost.append(
+            f"nothing of {', '.join(gathered.idle)} is in {of_layers}, since no module of that name ran on these "
+            "batches; let forward() call the module itself, or give batches that reach it"
+        )
+    for sentence in lost:
+        warnings.warn(one_line(f"{client}: {sentence}"), stacklevel=3)
 
 
 def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | None) -> list[Statistic]:

@@ -20,7 +20,10 @@ from torch import Tensor
 
 from maecho.errors import InputError
 from maecho.linalg.symmetric import add_into
-from maecho.network.forward import Pass, check_labels, examples, forward, parts, stand_in
+from maecho.network.batches.inputs import examples, stand_in
+from maecho.network.batches.labels import NO_LABELS, check_labels
+from maecho.network.batches.reading import Reader
+from maecho.network.forward import Pass, forward
 from maecho.privacy import NoisySums, Privacy
 from maecho.statistics.passes.gather import Gathered, gather
 from maecho.statistics.statistic import NotGathered, Setting, Statistic
@@ -40,14 +43,18 @@ def gather_privately(
 ) -> Gathered:
     """Pass over a client's data once. All that it gives is one release."""
     client = setting.client
+    reader = setting.reader or Reader(setting.model, client)
     rest = iter(batches)
-    first = next((batch for batch in rest if examples(parts(batch, client)[0])), None)
+    first = next((batch for batch in rest if examples(reader.read(batch)[0])), None)
     if first is None:
         raise InputError(f"{client}: the batches must hold at least one example, got none")
-    gathered = gather(setting, [first], (), progress=False)  # for the order of the layers
+    gathered = gather(replace(setting, reader=reader), [first], (), progress=False)  # for the order of the layers
     of_inputs = any(statistic.of_inputs for statistic in statistics)
     sums = ClippedSums(setting, privacy.clip, gathered.found.outputs, of_inputs)
-    for step in forward(setting.model, itertools.chain([first], rest), f"{client}: statistics", progress):
+    every = itertools.chain([first], rest)
+    for step in forward(setting.model, every, f"{client}: statistics", progress, reader=reader):
+        if step.no_labels not in ("", NO_LABELS):
+            reader.lost_labels(step.no_labels)
         sums.add(step)
     noisy = sums.release(privacy)
     values, missing = {}, {}
@@ -70,6 +77,7 @@ class ClippedSums:
         self.parts = 3 if of_inputs else 1
         """How many sums are released together."""
         self._labelled: bool | None = None
+        self._no_labels = ""
         self._shape: tuple[int, ...] = ()
         self.counts = self.totals = torch.zeros(0)
         self._squares: dict[int, Tensor] = {}
@@ -103,19 +111,19 @@ class ClippedSums:
                 "that large"
             )
         if not self._of_inputs:
-            return NoisySums(held, counts, bool(self._labelled))
+            return NoisySums(held, counts, self._no_labels)
         totals = privacy.noisy(self.totals, "totals", self.parts)
         squares = [
             privacy.noisy(self.squares(label), "gram", self.parts, symmetric=True)
             for label in ([0] if self._shared else held.tolist())
         ]
-        return NoisySums(held, counts, bool(self._labelled), self._shape, totals, tuple(squares))
+        return NoisySums(held, counts, self._no_labels, self._shape, totals, tuple(squares))
 
     def _labels(self, step: Pass) -> Tensor:
         labelled = step.labels is not None
         if self._labelled not in (None, labelled):
             raise InputError(f"{self._client}: with privacy all batches or none must have labels, got both kinds")
-        self._labelled = labelled
+        self._labelled, self._no_labels = labelled, step.no_labels
         if step.labels is None:
             return torch.zeros(step.size, dtype=torch.int64)
         if self._outputs is None:

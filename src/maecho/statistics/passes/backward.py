@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from maecho.errors import InputError, text_of
 from maecho.linalg.finite import is_finite
 from maecho.network.directions import Directions
-from maecho.network.forward import Pass, check_labels
+from maecho.network.forward import Pass
 from maecho.network.hooks import watching
-from maecho.statistics.classes import NO_LABELS
+from maecho.statistics.classes import NO_SCORES
 from maecho.statistics.of_gradients import BackwardGatherer, Batch, Call, parameters
 from maecho.statistics.statistic import Setting
 
@@ -62,9 +62,7 @@ class BackwardPasses:
             gatherer.reason = reason
         if reason or not step.output.requires_grad:
             return
-        client, options = self._setting.client, self._setting.options
-        if step.labels is not None and options.labels == "observed":
-            check_labels(step.labels, step.output.shape[-1], client)
+        client = self._setting.client
         if not is_finite(step.output):
             raise InputError(f"{client}: the model's outputs must be finite, got NaN or infinity")
         try:
@@ -79,10 +77,10 @@ class BackwardPasses:
         """Why gradients of this batch cannot be used; empty if they can."""
         output = step.output
         if not (isinstance(output, Tensor) and output.is_floating_point() and output.dim() == 2):
-            return "the model's output is not one row of class scores an example"
+            return NO_SCORES
         if len(output) != step.size or output.shape[-1] < 2:
             return f"the model's output is not two or more class scores an example, but {tuple(output.shape)}"
-        return NO_LABELS if self._setting.options.labels == "observed" and step.labels is None else ""
+        return step.no_labels if self._setting.options.labels == "observed" else ""
 
     def _add(self, step: Pass, calls: Sequence[Call]) -> None:
         options = self._setting.options

@@ -14,7 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from maecho.errors import InputError
-from maecho.network.forward import few, forward
+from maecho.network.batches.inputs import few
+from maecho.network.batches.labels import NO_LABELS, complaint
+from maecho.network.batches.reading import Reader
+from maecho.network.forward import Pass, forward
 from maecho.network.hooks import watching
 from maecho.network.layers import Architecture, Layer
 from maecho.network.units import matrices
@@ -36,8 +39,8 @@ class Gathered:
     """Name of a statistic that could not be gathered -> the reason."""
     architecture: Architecture
     """The layers that are what they are read as."""
-    silent: tuple[str, ...]
-    """Layers that did not run."""
+    idle: tuple[str, ...]
+    """The layers that never ran, so that nothing is known of their inputs."""
     inputs: Any
     """The inputs of a few examples, on which the neuron spaces are tried. They are not sent."""
 
@@ -50,16 +53,18 @@ def gather(
     The first batch shows which layers are not what they are read as. If there are any, it is gone through again without
     them.
     """
-    rest = Peeked(batches, f"{setting.client}: statistics")
+    reader = setting.reader or Reader(setting.model, setting.client)
+    setting = replace(setting, reader=reader)
+    rest = Peeked(batches, reader)
     if rest.first is None:
         raise InputError(f"{setting.client}: the batches must hold at least one example, got none")
     units = matrices(setting.architecture).values()
-    going = _Going(setting, statistics)
+    going = _Going(setting, reader, statistics)
     with misread(setting.model, units, setting.watch) as wrong:
         going.over([rest.first], progress=False)
     if wrong:
         setting = replace(setting, architecture=without(setting.architecture, wrong, setting.model))
-        going = _Going(setting, statistics)
+        going = _Going(setting, reader, statistics)
         going.over([rest.first], progress=False)
     going.over(rest, progress)
     return going.gathered()
@@ -68,8 +73,8 @@ def gather(
 class _Going:
     """A pass over the data that is under way."""
 
-    def __init__(self, setting: Setting, statistics: Sequence[Statistic]):
-        self._setting = setting
+    def __init__(self, setting: Setting, reader: Reader, statistics: Sequence[Statistic]):
+        self._setting, self._reader = setting, reader
         self._gatherers = {statistic.name: statistic.gatherer(setting) for statistic in statistics}
         looking_back = [g for g in self._gatherers.values() if isinstance(g, BackwardGatherer)]
         self._graph = bool(looking_back)
@@ -78,6 +83,7 @@ class _Going:
         self._examples = 0
         self._outputs: int | None = None
         self._inputs: Any = None
+        self._unlabelled = 0
 
     def over(self, batches: Iterable[Any], progress: bool | None) -> None:
         setting, gatherers = self._setting, self._gatherers.values()
@@ -92,7 +98,11 @@ class _Going:
             watching(setting.model, setting.architecture.layers, before=see, watch=setting.watch),
             self._backward.watching() if self._graph else contextlib.nullcontext(),
         ):
-            for step in forward(setting.model, batches, f"{setting.client}: statistics", progress, self._graph):
+            label = f"{setting.client}: statistics"
+            for step in map(_of_classes, forward(setting.model, batches, label, progress, self._graph, self._reader)):
+                if gatherers and step.no_labels not in ("", NO_LABELS):
+                    self._reader.lost_labels(step.no_labels)
+                self._unlabelled += step.size if step.no_labels == NO_LABELS else 0
                 if not self._examples:
                     self._inputs = few(step.inputs)
                 self._examples += step.size
@@ -106,10 +116,12 @@ class _Going:
     def gathered(self) -> Gathered:
         setting = self._setting
         found = _found(setting, list(self._order), self._examples, self._outputs)
-        silent = tuple(layer.name for layer in found.layers if layer.name not in self._order)
-        if silent and not self._order:
+        if 0 < self._unlabelled < self._examples:
+            self._reader.lost_labels(f"{self._unlabelled} of {self._examples} examples carry none")
+        idle = tuple(layer.name for layer in found.layers if layer.name not in self._order)
+        if idle and not self._order:
             raise InputError(
-                f"{setting.client}: some layer must run in a pass over the batches, got none of {', '.join(silent)}"
+                f"{setting.client}: some layer must run in a pass over the batches, got none of {', '.join(idle)}"
             )
         values, missing = {}, {}
         for name, gatherer in self._gatherers.items():
@@ -117,7 +129,15 @@ class _Going:
                 values[name] = gatherer.value(found)
             except NotGathered as reason:
                 missing[name] = str(reason)
-        return Gathered(found, values, missing, setting.architecture, silent, self._inputs)
+        return Gathered(found, values, missing, setting.architecture, idle, self._inputs)
+
+
+def _of_classes(step: Pass) -> Pass:
+    """The same batch, without its labels if they are not all classes of the model."""
+    if step.labels is None or not (isinstance(step.output, Tensor) and step.output.dim() == 2):
+        return step
+    wrong = complaint(step.labels, step.output.shape[-1])
+    return replace(step, labels=None, no_labels=wrong) if wrong else step
 
 
 def _found(setting: Setting, ran: Sequence[str], examples: int, outputs: int | None) -> Found:
