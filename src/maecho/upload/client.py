@@ -137,7 +137,7 @@ def _warn(client: str, gathered: Gathered, by_default: bool) -> None:
     """Warn of statistics that were asked for and could not be made, and of layers that are missing in others."""
     lost = []
     for reason in dict.fromkeys(gathered.missing.values()):
-        if by_default and reason in (NO_NARROW_LAYER, NO_LABELS):
+        if reason == NO_NARROW_LAYER or (by_default and reason == NO_LABELS):
             continue  # nothing is lost: such a network has no features to send, and such batches no labels
         names = ", ".join(name for name, why in gathered.missing.items() if why == reason)
         lost.append(f"not sent: {names}, since {reason}; {SAY_WHERE}, or name in statistics= what to send")
