@@ -177,6 +177,40 @@ def test_inputs_may_be_named_and_come_with_a_mask() -> None:
     assert stages(net, inputs) == [{"head"}]
 
 
+class Asserting(nn.Module):
+    """It asserts that all numbers are finite, and makes indices of what its first layer gives out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.table, self.b = nn.Linear(6, 6), nn.Embedding(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        assert h.isfinite().all()
+        return self.b(self.table((100 * h[:, 0]).abs().long() % 5) + h)
+
+
+def test_a_network_that_does_not_run_on_nan() -> None:
+    """Weights were NaN to find what depends on what: it ended in an assertion, and in an index that there is not."""
+    assert stages(Asserting(), ROWS) == [{"a"}, {"table"}, {"b"}]
+
+
+def test_a_dependency_that_nan_to_num_hides() -> None:
+    model = Net(lambda net, x: net.c(net.b(net.a(x).nan_to_num()).relu()), a=nn.Linear(6, 6), b=nn.Linear(6, 6),
+                c=nn.Linear(6, 3))  # fmt: skip
+    assert stages(model, ROWS) == [{"a"}, {"b"}, {"c"}]
+
+
+def test_a_parameter_that_is_zero_matters_too() -> None:
+    model = Net(
+        lambda net, x: net.b(net.a(x) + net.norm(x)), a=nn.Linear(6, 6), norm=nn.BatchNorm1d(6), b=nn.Linear(6, 3)
+    )
+    nn.init.zeros_(model.a.weight)
+    nn.init.zeros_(model.a.bias)
+    nn.init.zeros_(model.norm.weight)
+    assert stages(model, ROWS) == [{"a", "norm"}, {"b"}]
+
+
 def test_the_model_is_left_as_it_is() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(), nn.Flatten())
     model.append(nn.Linear(64, 5)).train()

@@ -1,8 +1,9 @@
 """Finds which units of a network can be fitted at once, and in which order.
 
-Units whose inputs do not depend on each other form one stage. NaN shows the dependencies: all weights that are not
-final yet become NaN. If the input of a unit has no NaN then, the unit depends on final weights alone. This takes one
-forward pass for each stage. It works for every network that runs.
+Units whose inputs do not depend on each other form one stage. Other weights show the dependencies: all weights that are
+not final yet are shaken, in a copy. If the input of a unit is the same as before, the unit depends on final weights
+alone. This takes three forward passes for each stage. It works for every network that runs, also for one that would not
+run on NaN.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from maecho import devices
 from maecho.errors import InputError
+from maecho.linalg.finite import is_finite
 from maecho.network import norms
 from maecho.network.attention import slow_path
 from maecho.network.batches.inputs import examples, leaves, subset
@@ -27,6 +29,8 @@ from maecho.network.hooks import watching
 from maecho.network.units import Unit, network
 from maecho.network.verified import misread
 
+SHAKES = 2
+"""So many other weights are tried. One alone may leave a unit's inputs as they were, behind an activation that is 0."""
 OUTPUT = "."
 """Among names of modules, this name stands for the output of the network. No module has it."""
 
@@ -96,20 +100,37 @@ class _Runner:
         self.followers: dict[str, str] = {}
         """Layer -> the BatchNorm whose input is the layer's own output, unchanged."""
         self.output: Any = None
+        self._parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self._watched = [name for unit in network(model).values() for name in unit.modules]
 
-    def dirty(self, poisoned: Sequence[str] | set[str], cleaned: Sequence[str] = ()) -> set[str]:
-        """Modules that a NaN reaches when the `poisoned` parameters are NaN and the `cleaned` modules give out zeros.
+    def dirty(self, shaken: Sequence[str] | set[str], cleaned: Sequence[str] = ()) -> set[str]:
+        """Modules whose inputs change when the `shaken` parameters do, while the `cleaned` modules give out zeros.
 
-        OUTPUT is among them if the network gives out a NaN.
+        OUTPUT is among them if the output of the network changes. Without parameters to shake, they are the modules
+        whose inputs are not finite.
         """
+        before = self._pass(cleaned)
+        if not shaken:
+            return {name for name, seen in before.items() if not all(is_finite(x) for x in seen)}
         state = self.model.state_dict()
-        kept = {name: state[name].clone() for name in poisoned}
-        for name in poisoned:
-            if state[name].is_floating_point():
-                state[name].fill_(float("nan"))
+        kept = {name: state[name].clone() for name in shaken if state[name].is_floating_point()}
+        found: set[str] = set()
+        for seed in range(SHAKES):
+            generator = torch.Generator().manual_seed(seed)
+            try:
+                for name, tensor in kept.items():
+                    state[name].copy_(_shaken(tensor, name in self._parameters, generator))
+                after = self._pass(cleaned)
+            finally:
+                for name, tensor in kept.items():
+                    state[name].copy_(tensor)
+            found |= {name for name, seen in before.items() if not _same(seen, after.get(name, []))}
+        return found
+
+    def _pass(self, cleaned: Sequence[str]) -> dict[str, list[Tensor]]:
+        """The inputs of every module, call by call, and the outputs of the network."""
         self.order, self.calls, self.followers = [], {}, {}
-        dirty: set[str] = set()
+        seen: dict[str, list[Tensor]] = {}
         made: dict[int, tuple[str, Tensor, int]] = {}
 
         def before(name: str, module: nn.Module, x: Tensor) -> None:
@@ -117,8 +138,7 @@ class _Runner:
                 self.order.remove(name)
             self.order.append(name)
             self.calls[name] = self.calls.get(name, 0) + 1
-            if x.is_floating_point() and not x.isfinite().all():
-                dirty.add(name)
+            seen.setdefault(name, []).append(x.detach().clone())
             source = made.get(id(x))
             if source and isinstance(module, norms.BatchNorm) and source[2] == x._version:
                 self.followers[source[0]] = name
@@ -130,16 +150,27 @@ class _Runner:
             made[id(z)] = (name, z, z._version)
             return None
 
-        try:
-            with watching(self.model, self._watched, before, after), torch.no_grad(), slow_path():
-                self.output = call(self.model, self.inputs, self.device, self._outputs)
-        finally:
-            for name, tensor in kept.items():
-                state[name].copy_(tensor)
-        made_out = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if not all(leaf.isfinite().all() for leaf in made_out):
-            dirty.add(OUTPUT)
-        return dirty
+        with watching(self.model, self._watched, before, after), torch.no_grad(), slow_path():
+            self.output = call(self.model, self.inputs, self.device, self._outputs)
+        seen[OUTPUT] = [leaf.clone() for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        return seen
+
+
+def _shaken(tensor: Tensor, parameter: bool, generator: torch.Generator) -> Tensor:
+    """Other numbers of the same kind. Buffers keep their signs, since one may be a variance."""
+    factor = 1 + torch.rand(tensor.shape, generator=generator).to(tensor)
+    if not parameter:
+        return factor * tensor
+    size = float(tensor.abs().mean()) if tensor.numel() else 0.0
+    return factor * tensor + max(size, 0.1) * torch.randn(tensor.shape, generator=generator).to(tensor)
+
+
+def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether two passes gave the same, but for rounding on a GPU."""
+    return len(one) == len(other) and all(
+        a.shape == b.shape and bool((a == b).all() or torch.allclose(a.double(), b.double(), rtol=1e-6, atol=1e-9))
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def _joined(run: _Runner, units: dict[str, Unit]) -> dict[str, Unit]:
@@ -154,8 +185,8 @@ def _joined(run: _Runner, units: dict[str, Unit]) -> dict[str, Unit]:
     pairs = {layer: norm for layer, norm in pairs.items() if layer in matrices}
 
     def alone(chosen: Mapping[str, str]) -> bool:
-        poisoned = {name for layer in chosen for name in units[layer].parameters(run.model)}
-        return not run.dirty(poisoned, tuple(chosen.values())) - set(chosen.values())
+        shaken = {name for layer in chosen for name in units[layer].parameters(run.model)}
+        return not run.dirty(shaken, tuple(chosen.values())) - set(chosen.values())
 
     if pairs and not alone(pairs):
         pairs = {layer: norm for layer, norm in pairs.items() if alone({layer: norm})}
