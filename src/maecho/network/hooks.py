@@ -87,8 +87,9 @@ def watching(
 
 
 def _entering(name: str, before: Before, watch: Watch) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if watch.paused:
+    # Another thread may call a hook before torch has noted that it takes keywords. There the watch is paused.
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        if watch.paused or kwargs is None:
             return None
         x = before(name, module, _input(args, kwargs))
         if x is None:
@@ -99,8 +100,10 @@ def _entering(name: str, before: Before, watch: Watch) -> Callable[..., Any]:
 
 
 def _leaving(name: str, after: After, watch: Watch) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor | None:
-        return None if watch.paused else after(name, module, _input(args, kwargs), z)
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor | None = None
+    ) -> Tensor | None:
+        return None if watch.paused or z is None else after(name, module, _input(args, kwargs), z)
 
     return hook
 
