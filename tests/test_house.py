@@ -294,14 +294,14 @@ def test_the_readme_example_runs(
 def test_the_readme_says_what_the_demo_prints(tmp_path: Path) -> None:
     (block,) = re.findall(r"```text\n(.*?)```", README, re.S)
     head, *lines = block.splitlines()
-    assert head.split() == ["model", "accuracy"]
-    pairs = [re.split(r"\s{2,}", line.removesuffix(" %")) for line in lines]
-    said = {name: float(accuracy) for name, accuracy in pairs}
-    found = {row.name: 100 * row.accuracy for row in demo.demo(tmp_path, progress=False).rows}
+    assert re.split(r"\s{2,}", head) == ["model", "accuracy", "calibration error"]
+    rows = [re.split(r"\s{2,}", line) for line in lines]
+    said = {name: [float(cell.removesuffix(" %")) for cell in cells] for name, *cells in rows}
+    found = {row.name: (row.accuracy, row.calibration_error) for row in demo.demo(tmp_path, progress=False).rows}
     assert list(said) == list(found)
-    for name, accuracy in found.items():
+    for name, shares in found.items():
         # Other processors round otherwise, and training amplifies it.
-        assert said[name] == pytest.approx(accuracy, abs=1), name
+        assert said[name] == pytest.approx([100 * share for share in shares], abs=1), name
 
 
 def test_the_readme_recommends_what_there_is() -> None:
