@@ -159,8 +159,9 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
             kind = kinds.find(module)
             if kind is not None and part == kind.weight:
                 kind.resize(module, tensor.shape)
-            if hasattr(module, "num_features"):
-                setattr(module, "num_features", len(tensor))  # noqa: B010 (mypy sees a tensor or a module here)
+            for attribute, size in (("num_features", len(tensor)), ("normalized_shape", tuple(tensor.shape))):
+                if hasattr(module, attribute):
+                    setattr(module, attribute, size)
     model.load_state_dict(dict(state))
     return model
 
