@@ -14,7 +14,7 @@ from support.clients import batches
 from support.contract import EVERY, close
 from support.unusual import LAYERS, unusual, unusual_clients
 
-NAMES = sorted(EVERY.keys() - {"pfnm"})  # pfnm is for fully connected networks
+NAMES = sorted(EVERY.keys() - {"pfnm", "pfnm mean"})  # pfnm is for fully connected networks
 ROWS = sorted(maecho.METHODS.keys() - {"pfnm"})
 
 

@@ -77,7 +77,7 @@ class Responses:
     ):
         tensors = list(reference.weights.values())
         dtype = devices.float32_or_finer(tensors)
-        theirs = copied(model).to(tensors[0].device, dtype)
+        theirs = devices.cast(copied(model), tensors[0].device, dtype)
         theirs.load_state_dict(reference.state_dict())
         self._pair = _OwnAndReference(copy.deepcopy(theirs), theirs, spaces)
         self._spaces, self._inputs = spaces, common_inputs(uploads, probes, seed, dtype)
