@@ -11,6 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2ForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
 import maecho
@@ -139,6 +140,21 @@ def test_conv1d_of_hugging_face_is_a_fully_connected_layer() -> None:
 
     assert not kinds.registered(Derived(4, 6))
     assert isinstance(kinds.find(Derived(4, 6)), products.InputsFirst)
+
+
+def test_nearly_all_of_gpt2_is_read_as_matrices() -> None:
+    """Everything but its norms. Without Conv1D 87 per cent of its weights were averaged."""
+    config = GPT2Config(vocab_size=40, n_positions=8, n_embd=16, n_layer=2, n_head=2, num_labels=3, pad_token_id=1)
+    model = GPT2ForSequenceClassification(config).eval()
+    found = layers.read(model)
+    read = {part for layer in found.layers.values() for part in (layer.weight, layer.bias)}
+    assert not found.unknown
+    assert {name for name, _ in model.named_parameters() if name not in read} == {
+        name for name, _ in model.named_parameters() if ".ln_" in name
+    }
+    tokens = torch.randint(2, 40, (8, 6), generator=rng())
+    upload = maecho.make_upload(model, [{"input_ids": tokens, "labels": torch.arange(8) % 3}], "a", ["gram", "classes"])
+    assert upload.recipe["unknown"] == []
 
 
 def bags(mode: str = "mean", seed: int = 0) -> nn.Module:

@@ -233,7 +233,11 @@ def _cycle(size: int, rng: torch.Generator) -> Tensor:
 def _gap(after: Tensor, before: Tensor) -> float:
     if after.shape != before.shape:
         return math.inf
-    return float((after - before).norm() / before.norm().clamp(min=1e-12))
+    size = before.abs().max() if before.numel() else before.new_zeros(())
+    if not size > 0:
+        return 0.0 if bool((after == before).all()) else math.inf
+    # Divided first, since squares of large outputs overflow and those of small ones vanish.
+    return float(((after - before) / size).norm() / (before / size).norm())
 
 
 def _outputs(model: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> list[Tensor]:
