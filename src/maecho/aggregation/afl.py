@@ -73,9 +73,9 @@ class AFL:
             if self.backbone == "shared":
                 _check_shared(mean.first, upload)
             assert upload.head is not None  # an upload with targets has one
-            G = upload.statistics["gram"][upload.head].held()
-            add_into(grams, upload.head, G.total())
-            targets = targets + G.map(torch.ones_like).after(upload.statistics["targets"].double().unsqueeze(0))
+            G = upload.statistics["gram"][upload.head]
+            add_into(grams, upload.head, G.held().total())
+            targets = targets + G.onto(upload.statistics["targets"].double().unsqueeze(0))
         first, weights = mean.first, mean.weights()
         (name, gram), *_ = grams.items()
         if not gram.known:

@@ -104,7 +104,7 @@ class Regression:
 def gram_of(unit: Unit, sums: UnitSums) -> Total:
     """Σ h hᵀ in the form of a sum over clients. For one-hot rows it is diagonal, and only the diagonal [g, 1, d] was
     sent."""
-    return Diagonal(sums.gram.squeeze(-2)) if unit.layer.one_hot else Dense(sums.gram)
+    return Diagonal(sums.gram.squeeze(-2)) if unit.layer.one_hot else Dense(sums.gram, bias=unit.bias)
 
 
 def disagreement(unit: Unit, sums: UnitSums, average: Float[Tensor, "g o d"]) -> float:
@@ -175,7 +175,7 @@ def discriminant(
     sums, G = (labels[:, :-1], gram[:-1, :-1]) if bias else (labels, gram)
     means = sums * held[:, None] / counts.clamp(min=1)[:, None]
     within = (G - (means.mT * counts) @ means) / n
-    W = Dense(within.unsqueeze(0)).plus_identity(ridge / n).divide(means.unsqueeze(0))[0]
+    W = Dense(within.unsqueeze(0)).plus_identity(ridge[..., : len(within)] / n).divide(means.unsqueeze(0))[0]
     b = torch.log(counts.clamp(min=0.5) / n) - 0.5 * (W * means).sum(-1)
     b = torch.where(held, b, b.min() - 1)
     if bias:
