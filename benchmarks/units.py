@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -31,8 +31,10 @@ from maecho.network.spaces import load
 
 CLIENTS = 5
 BETA = 0.05
-SIZES = (64, 100, 50, 10)
+SIZES = {"digits": (64, 100, 50, 10), "mnist": (784, 400, 200, 100, 10)}
 TRAINING = LocalTraining(epochs=40, learning_rate=0.05, momentum=0.5, batch_size=16)
+EXAMPLES = 6000
+"""Clients share out at most so many training images."""
 SETTINGS: Mapping[str, Any] = {
     **METHODS,
     "afl": AFL(backbone="average"),
@@ -76,20 +78,25 @@ def of_hidden(s: float) -> Change:
     return change
 
 
-def federation(seed: int, held_out: bool) -> tuple[list[tuple[nn.Module, Batches]], Batches]:
+def federation(
+    name: str, seed: int, held_out: bool, different: bool
+) -> tuple[list[tuple[nn.Module, Batches]], Batches]:
     """Trained clients with their data, and data to measure on: test images, or training images that no client has."""
-    digits = data.digits()
-    x, y, test = digits.x_train, digits.y_train, data.batches(digits.x_test, digits.y_test, 500)
+    found = data.DATASETS[name]()
+    test = data.batches(found.x_test, found.y_test, 500)
+    x, y = found.x_train[:EXAMPLES], found.y_train[:EXAMPLES]
     if held_out:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
         kept, others = order[: len(x) * 5 // 6], order[len(x) * 5 // 6 :]
         x, y, test = x[kept], y[kept], data.batches(x[others], y[others], 500)
     rng = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    start = networks.mlp(SIZES, bias=True)
+    start = networks.mlp(SIZES[name], bias=True)
     made = []
     for part in partition.dirichlet(y.numpy(), CLIENTS, BETA, np.random.default_rng(seed)):
-        model, index = copy.deepcopy(start), torch.from_numpy(part)
+        model, index = networks.mlp(SIZES[name], bias=True), torch.from_numpy(part)
+        if not different:
+            model.load_state_dict(start.state_dict())
         TRAINING(model, x[index], y[index], rng)
         made.append((model, data.batches(x[index], y[index], 16)))
     return made, test
@@ -119,12 +126,15 @@ def outputs(model: nn.Module, batches: Batches) -> Tensor:
         return torch.cat([model(x) for x, _ in batches]).double()
 
 
-def measure(seeds: Sequence[int], names: Sequence[str], changes: Mapping[str, Change], held_out: bool) -> None:
+def measure(
+    federations: Iterable[tuple[list[tuple[nn.Module, Batches]], Batches]],
+    names: Sequence[str],
+    changes: Mapping[str, Change],
+) -> None:
     """Print one row for each method."""
     accuracies: dict[str, list[float]] = {name: [] for name in names}
     apart: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for seed in seeds:
-        pairs, test = federation(seed, held_out)
+    for pairs, test in federations:
         usual = merged(pairs, names)
         for name, model in usual.items():
             accuracies[name].append(100 * evaluate(model, test).accuracy)
@@ -152,13 +162,17 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--inputs", nargs="*", type=float, default=[0.1, 0.001, 10, 1000])
     parser.add_argument("--hidden", nargs="*", type=float, default=[0.01, 100])
+    parser.add_argument("--data", choices=SIZES, default="digits")
+    parser.add_argument("--init", choices=["same", "different"], default="same")
     parser.add_argument("--held-out", action="store_true", help="measure on training images that no client has")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # some clients lack classes, and so have no inputs at some neurons
     changes = {f"inputs x {s:g}": of_inputs(s) for s in chosen.inputs}
     changes |= {f"layer 1 x {s:g}": of_hidden(s) for s in chosen.hidden}
-    measure(chosen.seeds, chosen.methods, changes, chosen.held_out)
+    different = chosen.init == "different"
+    federations = (federation(chosen.data, seed, chosen.held_out, different) for seed in chosen.seeds)
+    measure(federations, chosen.methods, changes)
 
 
 if __name__ == "__main__":

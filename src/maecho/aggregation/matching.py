@@ -159,10 +159,7 @@ class FedMA(Alignment):
         space: Space,
         open_axes: set[tuple[str, int]],
     ) -> list[np.ndarray]:
-        rows = [
-            rows_of(u.layers, own, space, open_axes).double().cpu().numpy()
-            for u, own in zip(uploads, weights, strict=True)
-        ]
+        rows = [own.cpu().numpy() for own in rows_of(uploads[0].layers, weights, space, open_axes)]
         # Divided by the spread of the neurons, so that the priors have the same meaning in every layer.
         scale = float(np.sqrt(np.mean([np.mean(r**2) for r in rows]))) or 1.0
         most = max(space.size, int(self.growth * space.size))
