@@ -111,7 +111,9 @@ def merged(pairs: Sequence[tuple[nn.Module, Batches]], names: Sequence[str]) -> 
         uploads = [make_upload(m, b, f"client-{i}", needed, progress=False) for i, (m, b) in enumerate(pairs)]
     for name in names:
         model = copy.deepcopy(pairs[0][0])
-        state = relay(model, pairs, progress=False) if name == "relay" else aggregate(uploads, SETTINGS[name], model=model)
+        state = (
+            relay(model, pairs, progress=False) if name == "relay" else aggregate(uploads, SETTINGS[name], model=model)
+        )
         found[name] = load(model, state).eval()
     return found
 

@@ -87,7 +87,7 @@ class Kronecker:
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         mean = Mean(self.weighting)
         # The released damping adds 1 to inputs in their own units, beside a constant that is 1.
-        units = common_units(uploads)
+        units = common_units(uploads, self.weighting)
         if self.damping == "released":
             units = {name: None if unit is None else torch.ones_like(unit) for name, unit in units.items()}
         equations: dict[str, Sylvester] = {}

@@ -152,7 +152,7 @@ class MAEcho:
         if method.alpha == "qp" and method.cap < 1 / len(uploads):
             raise InputError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
         exact = method._projector == "exact"
-        gathered = _Collected(method, first, common_units(uploads) if exact else {})
+        gathered = _Collected(method, first, common_units(uploads, "uniform") if exact else {})
         for upload in uploads:
             gathered.add(upload)
         start = gathered.start()
@@ -214,7 +214,7 @@ class MAEcho:
         return torch.from_numpy(capped_simplex(gram.double().cpu().numpy(), self.cap))
 
     def spectrum(self, upload: Upload, layer: str, unit: Tensor | None = None) -> Spectrum | Diagonal:
-        """The projector P of one client and layer, for inputs (x, c) of which c is the unit."""
+        """The projector P of one client and layer, for inputs (x, c) with c = `unit`, by default the client's own."""
         G: Spectrum | Diagonal
         if self._projector == "batch-mean":
             P: Spectrum | Diagonal = upload.statistics["projector"][layer]
@@ -222,7 +222,7 @@ class MAEcho:
         G = upload.statistics["gram"][layer]
         z = self.damping * float(mean_of_data(G).mean())
         G = in_unit(G, unit)
-        return G if not z else projector(G, z)
+        return projector(G, z) if z else G
 
 
 class _Collected:

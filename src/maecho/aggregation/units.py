@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from torch import Tensor
 
@@ -10,13 +11,15 @@ from maecho.linalg.grams import CommonUnit
 from maecho.upload.upload import Upload
 
 
-def common_units(uploads: Iterable[Upload]) -> dict[str, Tensor | None]:
-    """Name of a layer -> the root mean square of all clients' inputs of it; None if it has no bias.
+def common_units(
+    uploads: Iterable[Upload], weighting: Literal["examples", "uniform"] = "examples"
+) -> dict[str, Tensor | None]:
+    """Name of a layer -> the root mean square of the clients' inputs of it; None if it has no bias.
 
     This reads every upload once. Files are read again when they are merged.
     """
     found: dict[str, CommonUnit] = {}
     for upload in uploads:
         for name, G in upload.statistics["gram"].items():
-            found.setdefault(name, CommonUnit()).add(G)
+            found.setdefault(name, CommonUnit(weighting)).add(G)
     return {name: common.unit for name, common in found.items()}

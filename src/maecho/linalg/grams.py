@@ -7,7 +7,7 @@ one client with those of another.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -41,9 +41,15 @@ def mean_of_data(G: Spectrum | Diagonal) -> Float[Tensor, " g"]:
 
 
 class CommonUnit:
-    """The unit of the constant of one layer that all its clients share: c² is the mean square of all their data."""
+    """The unit of the constant of one layer that its clients share: c² is the mean square of all their data, or the
+    mean of their mean squares, in which a client with more data counts no more than another.
 
-    def __init__(self) -> None:
+    Args:
+        weighting: "examples" for the former, "uniform" for the latter.
+    """
+
+    def __init__(self, weighting: Literal["examples", "uniform"] = "examples") -> None:
+        self._weighting = weighting
         self._sums: dict[str, Tensor] = {}
         self._width = 1
 
@@ -52,6 +58,10 @@ class CommonUnit:
         if isinstance(G, Spectrum) and G.unit is not None:
             squares, rows = squares_and_rows(G)
             self._width = G.width - 1
+            if self._weighting == "uniform":
+                there = rows > 0
+                squares = torch.where(there, squares / rows.where(there, torch.ones_like(rows)), 0)
+                rows = there.to(squares)
             add_into(self._sums, "squares", squares)
             add_into(self._sums, "rows", rows)
 
@@ -62,10 +72,11 @@ class CommonUnit:
 
 
 def in_unit(G: Spectrum | Diagonal, unit: Float[Tensor, " g"] | None) -> Spectrum | Diagonal:
-    """The Gram matrix of (x, c) with c = `unit`, in which all inputs have the same unit. G itself without one."""
-    if unit is None or isinstance(G, Diagonal) or G.unit is None:
+    """The Gram matrix of (x, c) with c = `unit`, by default that of G itself. All its inputs have one unit. A matrix
+    without a constant stays as it is."""
+    if isinstance(G, Diagonal) or G.unit is None:
         return G
-    factor = unit.double() / G.unit.double()
+    factor = (G.unit if unit is None else unit).double() / G.unit.double()
     plain = replace(G, unit=None)
     if bool((factor == 1).all()):
         return plain
