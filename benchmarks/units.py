@@ -49,7 +49,9 @@ SETTINGS: Mapping[str, Any] = {
 }
 """What is measured. AFL gets clients that share no backbone, and the two that train or draw get small budgets."""
 STATISTICS = ["gram", "projector", "classes", "moments", "features", "targets", "fisher", "gradients"]
-Batches = list[tuple[Tensor, Tensor]]
+Batches = Iterable[tuple[Tensor, Tensor]]
+Client = tuple[nn.Module, Batches]
+Federation = tuple[list[Client], Batches]
 Change = Callable[[nn.Module, Batches], tuple[nn.Module, Batches]]
 
 
@@ -58,7 +60,8 @@ def of_inputs(s: float) -> Change:
 
     def change(model: nn.Module, batches: Batches) -> tuple[nn.Module, Batches]:
         changed = copy.deepcopy(model)
-        changed.get_submodule("fc1").weight.data /= s
+        with torch.no_grad():
+            changed.get_parameter("fc1.weight").div_(s)
         return changed, [(x * s, y) for x, y in batches]
 
     return change
@@ -69,18 +72,16 @@ def of_hidden(s: float) -> Change:
 
     def change(model: nn.Module, batches: Batches) -> tuple[nn.Module, Batches]:
         changed = copy.deepcopy(model)
-        first, second = changed.get_submodule("fc1"), changed.get_submodule("fc2")
-        first.weight.data *= s
-        first.bias.data *= s
-        second.weight.data /= s
+        with torch.no_grad():
+            changed.get_parameter("fc1.weight").mul_(s)
+            changed.get_parameter("fc1.bias").mul_(s)
+            changed.get_parameter("fc2.weight").div_(s)
         return changed, batches
 
     return change
 
 
-def federation(
-    name: str, seed: int, held_out: bool, different: bool
-) -> tuple[list[tuple[nn.Module, Batches]], Batches]:
+def federation(name: str, seed: int, held_out: bool, different: bool) -> Federation:
     """Trained clients with their data, and data to measure on: test images, or training images that no client has."""
     found = data.DATASETS[name]()
     test = data.batches(found.x_test, found.y_test, 500)
@@ -92,7 +93,7 @@ def federation(
     rng = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     start = networks.mlp(SIZES[name], bias=True)
-    made = []
+    made: list[Client] = []
     for part in partition.dirichlet(y.numpy(), CLIENTS, BETA, np.random.default_rng(seed)):
         model, index = networks.mlp(SIZES[name], bias=True), torch.from_numpy(part)
         if not different:
@@ -102,7 +103,7 @@ def federation(
     return made, test
 
 
-def merged(pairs: Sequence[tuple[nn.Module, Batches]], names: Sequence[str]) -> dict[str, nn.Module]:
+def merged(pairs: Sequence[Client], names: Sequence[str]) -> dict[str, nn.Module]:
     """The merged model of every method."""
     found = {}
     uploads: list[Upload] = []
@@ -129,7 +130,7 @@ def outputs(model: nn.Module, batches: Batches) -> Tensor:
 
 
 def measure(
-    federations: Iterable[tuple[list[tuple[nn.Module, Batches]], Batches]],
+    federations: Iterable[Federation],
     names: Sequence[str],
     changes: Mapping[str, Change],
 ) -> None:
@@ -153,8 +154,8 @@ def measure(
     for name in names:
         cells = []
         for title in changes:
-            gaps, points = zip(*apart[name, title], strict=True)
-            cells.append(f"{fmean(gaps):9.2g} ({fmean(points):+5.1f})".rjust(17))
+            gaps, changed = zip(*apart[name, title], strict=True)
+            cells.append(f"{fmean(gaps):9.2g} ({fmean(changed):+5.1f})".rjust(17))
         print("  ".join([f"{name:<{width}}", f"{fmean(accuracies[name]):5.1f}", *cells]), flush=True)
 
 

@@ -11,7 +11,7 @@ import maecho
 
 
 def scales(uploads: Sequence[maecho.Upload], layer: str, weighting: str = "examples") -> Tensor:
-    """The diagonal of D: ones, and last c, the root mean square of the inputs of a layer with a bias, of all clients."""
+    """The diagonal of D: ones, and last c, the root mean square of all clients' inputs of a layer with a bias."""
     grams = [upload.statistics["gram"][layer].dense()[0].double() for upload in uploads]
     grams = [G / (1 if weighting == "examples" else G[-1, -1]) for G in grams]
     total = torch.stack(grams).sum(0)

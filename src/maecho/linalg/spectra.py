@@ -1,8 +1,8 @@
 """Positive semidefinite matrices in factored form, A = U diag(s) Uᵀ + t (I − U Uᵀ).
 
 Gram matrices and projectors are kept, cut down, sent and multiplied as (U, s, t). Of directions that were cut off only
-the mean eigenvalue t is known. The Gram matrix of a layer with a bias is D⁻¹ A D⁻¹, see units.py. Every tensor has a leading axis of groups, so that one formula serves all layers. Its
-length is 1 for all but grouped convolutions.
+the mean eigenvalue t is known. The Gram matrix of a layer with a bias is D⁻¹ A D⁻¹, see units.py. Every tensor has a
+leading axis of groups, so that one formula serves all layers. Its length is 1 for all but grouped convolutions.
 """
 
 from __future__ import annotations
@@ -98,7 +98,12 @@ class Spectrum:
 
     @property
     def bytes(self) -> int:
-        return sum(t.nbytes for t in (self.values, self.basis, self.rest, self.unit) if t is not None)
+        return sum(t.nbytes for t in (self.values, self.basis, self.rest, self.sent_unit) if t is not None)
+
+    @property
+    def sent_unit(self) -> Float[Tensor, " g"] | None:
+        """The unit. None if it is 1, which need not be said."""
+        return None if self.unit is None or bool((self.unit == 1).all()) else self.unit
 
     @property
     def bytes_of_direction(self) -> int:
@@ -229,10 +234,10 @@ class Spectrum:
         A few fixed vectors test whether the basis is orthonormal. That costs no more than one product. It looks at a
         few rows of the basis at a time.
         """
-        if not is_finite(self.basis):
+        if not is_finite(self.basis) or not (self.unit is None or is_finite(self.unit)):
             return "finite, got NaN or infinity"
-        if self.unit is not None and not (is_finite(self.unit) and bool((self.unit > 0).all())):
-            return f"given with finite units above 0, got {float(self.unit.min()):.3g}"
+        if self.unit is not None and not bool((self.unit > 0).all()):
+            return f"given with units above 0, got {float(self.unit.min()):.3g}"
         wrong = eigenvalue_complaint(self.values, largest)
         if self.rest is not None:
             wrong = wrong or eigenvalue_complaint(self.rest, largest)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def times_last(M: Float[Tensor, "g o d"], factor: Float[Tensor, " g"]) -> Float[Tensor, "g o d"]:
-    """The matrix with its last column multiplied by a factor for each group. With c that is M D, with 1/c it is M D⁻¹."""
+    """The matrix with its last column multiplied by a factor for each group. With c that is M D, with 1/c M D⁻¹."""
     return torch.cat([M[..., :-1], M[..., -1:] * factor.to(M)[:, None, None]], -1)
 
 

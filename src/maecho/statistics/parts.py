@@ -130,7 +130,7 @@ class Matrices(Kind):
     def tensors(self, part: Spectrum | Diagonal) -> dict[str, Tensor]:
         if isinstance(part, Diagonal):
             return {"values": part.values}
-        more = {"rest": part.rest, "unit": part.unit}
+        more = {"rest": part.rest, "unit": part.sent_unit}
         return {"values": part.values, "basis": part.basis, **{n: t for n, t in more.items() if t is not None}}
 
     def read(self, found: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Spectrum | Diagonal:
