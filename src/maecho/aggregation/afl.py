@@ -34,8 +34,9 @@ class AFL:
     """A new head for a backbone that all clients share.
 
     Args:
-        ridge: γ, as a share of the mean eigenvalue of Σ XᵀX. The default is well above the rounding of float32 uploads.
-            0 is least squares (the solution of smallest norm, if there are several).
+        ridge: γ, as a share of the mean eigenvalue of Σ XᵀX along the data. For the constant input of a bias it is that
+            share of its own entry. The default is well above the rounding of float32 uploads. 0 is least squares (the
+            solution of smallest norm, if there are several).
         backbone: "shared" refuses clients whose weights before the head differ. "average" averages these weights. Then
             the head is fitted to features of the clients' own weights, but gets those of the averaged weights.
     """

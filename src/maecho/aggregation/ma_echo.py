@@ -55,15 +55,16 @@ class MAEcho:
         steps: τ. By default 60, or 300 for a network with convolutions, as in the release.
         step_size: λ of the released form, η of the others. By default the released form takes 1.6, or 0.05 with
             convolutions, as the release does. The others take 0.5, since the paper gives no value.
-        normalise: Norm. It gives every row of a step of V_i the length 1, or λ in the released form. By default only
-            the released form does so, and only with convolutions, as the release does.
+        normalise: Norm. It gives every row of a step of V_i the length 1, or λ in the released form, whatever the unit
+            of the weights. By default only the released form does so, and only with convolutions, as the release does.
         mu: μ of the printed and anchored forms. With a larger μ, V_i stays closer to what W_i does on the client's
             data.
         alpha: the weights of the clients. "uniform" gives 1/N to each. "qp" solves Eq. (6), which prefers clients with
             small gradients.
         cap: C, the largest weight that the quadratic program may give.
         projector: "batch-mean" is the release's recursion, "exact" is G (G + zI)⁻¹. By default the released form takes
-            the recursion, the others the exact projector.
+            the recursion, the others the exact projector. The recursion depends on the units of the data, since its
+            damping is a fixed number (docs/ma-echo.md). The exact projector does not.
         damping: z of the exact projector, as a share of the mean eigenvalue of G along the data. The constant input of
             a bias is measured in the data's unit (linalg/units.py), so the result does not depend on units.
         solver: "iterate" takes the steps. "limit" computes where they end, and needs uniform alpha and no Norm.

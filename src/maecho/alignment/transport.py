@@ -5,6 +5,7 @@ optimal transport between their incoming weights (Singh and Jaggi, NeurIPS 2020)
 
     min_T  Σ_ab T_ab ‖w_a − w'_b‖    s.t. T 1 = 1/n, Tᵀ 1 = 1/n, T ≥ 0
 
+The weights of a layer and its biases are each divided by their root mean square first, since they have other units.
 Before that, the maps of earlier layers are applied to the layer's inputs. Exact transport of uniform masses is a
 permutation; entropic transport is a soft one. Weights, biases and statistics all move together: x becomes M x, so the
 W that reads x becomes W Mᵀ, and P becomes M P Mᵀ. The last layer keeps its order, since its rows are classes. Neurons
@@ -46,7 +47,7 @@ class Alignment:
         reference: the client whose order all others take: "largest" (most examples), or a client's name.
         metric: neurons are compared by their incoming "weights", or by their "activations": their outputs before the
             nonlinearity, on common inputs drawn from all uploads' moments. Activations need `model` and the moments.
-            Neither metric removes scales. Suppose a neuron a of a ReLU network has its incoming weights times c and its
+            Neither metric removes the scales of single neurons. Suppose a neuron a of a ReLU network has its incoming weights times c and its
             outgoing weights times 1/c. Then the network computes the same, but by activations a is |c − 1| ‖z_a‖ away
             from the neuron that it equals. The activations of later layers do not change, but their incoming weights
             do.

@@ -43,7 +43,8 @@ class Regression:
     """How units are fitted.
 
     Args:
-        ridge: ε = ridge · (inputs / examples) · tr Σ h hᵀ. A wide layer can overfit more, so its ε is larger.
+        ridge: ε = ridge · (inputs / examples) · tr Σ h hᵀ. A wide layer can overfit more, so its ε is larger. The
+            constant input of a bias counts by itself, as one input, so the result does not depend on units.
         head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, with scores as
             large as the clients' own, or by "lda" (linear discriminant analysis: one Gaussian for each class, one
             covariance for all).
@@ -167,8 +168,7 @@ def discriminant(
     """Linear discriminant analysis: the rows [w b] of log π_k + μ_kᵀ Σ⁻¹ h − ½ μ_kᵀ Σ⁻¹ μ_k.
 
     If the layer has no bias, this is the linear function of h that comes nearest to these scores on the clients' data.
-    A
-    class that no client has gets the lowest score of all.
+    A class that no client has gets the lowest score of all.
     """
     n = counts.sum().clamp(min=1)
     held = counts > 0.5  # if counts were masked, round-off keeps their total from being whole
