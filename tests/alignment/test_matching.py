@@ -103,8 +103,15 @@ def test_soft_grams_and_projectors_move_as_their_inputs_do() -> None:
     for layer, following in (("0", "2"), ("2", "4")):
         W = before.weights[f"{layer}.weight"] @ left.T
         M = after.weights[f"{layer}.weight"] @ torch.linalg.pinv(W)
-        own = torch.cat([W, before.weights[f"{layer}.bias"][:, None]], 1)
-        theirs = torch.cat([reference.weights[f"{layer}.weight"], reference.weights[f"{layer}.bias"][:, None]], 1)
+        pairs = (
+            (W, reference.weights[f"{layer}.weight"]),
+            [u.weights[f"{layer}.bias"][:, None] for u in (before, reference)],
+        )
+        sizes = [torch.stack(pair).square().mean().sqrt() for pair in pairs]
+        own, theirs = (
+            torch.cat([part / size for part, size in zip(parts, sizes, strict=True)], 1)
+            for parts in zip(*pairs, strict=True)
+        )
         torch.testing.assert_close(M, alignment._match(torch.cdist(own, theirs)))
         assert float((M.max(1).values - 1).abs().max()) > 0.02, "the map must mix neurons"
         torch.testing.assert_close(M.sum(1), torch.ones(len(M), dtype=torch.float64), rtol=1e-4, atol=1e-4)

@@ -183,11 +183,9 @@ class FedMA(Alignment):
         space: Space,
         open_axes: set[tuple[str, int]],
     ) -> list[np.ndarray]:
-        rows = [
-            rows_of(u.layers, own, space, open_axes).double().cpu().numpy()
-            for u, own in zip(uploads, weights, strict=True)
-        ]
-        # Divided by the spread of the neurons, so that the priors have the same meaning in every layer.
+        rows = [own.cpu().numpy() for own in rows_of(uploads[0].layers, weights, space, open_axes)]
+        # Divided by the spread of the neurons, so that the priors have the same meaning in every layer. (It is 1, unless
+        # all weights or all biases are 0.)
         scale = float(np.sqrt(np.mean([np.mean(r**2) for r in rows]))) or 1.0
         most = max(space.size, int(self.growth * space.size))
         return assign([r / scale for r in rows], self.sigma0, self.sigma, self.gamma, most)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -135,8 +135,9 @@ class Move:
     def _carried(self, matrix: Spectrum, basis: Tensor) -> Spectrum:
         """The matrix with the mapped basis, which is orthonormal only if M is a permutation."""
         if self.order is not None:
-            return Spectrum(matrix.values, basis, matrix.rest)
-        return Spectrum.of_factor(basis.double(), matrix.values.double()).to(dtype=matrix.basis.dtype)
+            return replace(matrix, basis=basis)
+        mixed = Spectrum.of_factor(basis.double(), matrix.values.double()).to(dtype=matrix.basis.dtype)
+        return replace(mixed, unit=matrix.unit)
 
 
 def carry(tensor: Tensor, place: Place, M: Tensor) -> Tensor:
