@@ -20,7 +20,7 @@ from maecho.aggregation.method import Guide
 from maecho.echo.fit import Head, Regression
 from maecho.echo.server import RelayServer
 from maecho.echo.simulated import Drawing
-from maecho.network.attention import copied
+from maecho.network.packed.twin import copied
 from maecho.synthesis.pseudo import Noise
 from maecho.upload.cohort import Cohort
 from maecho.upload.merged import Merged

@@ -22,10 +22,10 @@ from maecho.echo.observation import observe
 from maecho.echo.totals import totals_of
 from maecho.echo.wire import own_memory
 from maecho.errors import InputError, text_of
-from maecho.network.attention import split
 from maecho.network.batches.inputs import examples
 from maecho.network.batches.reading import Read, Reader, Reading
 from maecho.network.layers import read
+from maecho.network.packed.twin import twin_of
 from maecho.network.plain import plain as unwrapped
 from maecho.network.stages import Plan, plan
 from maecho.network.units import Unit, network
@@ -70,7 +70,7 @@ class RelayClient:
         self.client, self._batches, self._progress = client, batches, progress
         model = unwrapped(model, f"{client}: the model")
         try:
-            self._own = split(model)
+            self._own = twin_of(model).network
             self._reader = Reader(model, client, Reading(inputs, labels, outputs))
         except InputError as error:
             raise InputError(f"{client}: {error}") from error
