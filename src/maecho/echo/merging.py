@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from maecho.echo.totals import sums_of
 from maecho.errors import InputError, text_of
 from maecho.linalg.finite import is_finite
 from maecho.network.layers import read
-from maecho.network.packed.twin import twin_of
+from maecho.network.packed.twin import copied, twin_of
 from maecho.network.plain import plain
 from maecho.network.units import Unit, network
 from maecho.upload.merged import Merged
@@ -112,7 +111,7 @@ class MergedNetwork:
         return {name for stage in stages for unit in stage for name in unit.parameters(self.network)}
 
     def _loaded(self, state: Mapping[str, Tensor], what: str) -> nn.Module:
-        twin = copy.deepcopy(self._original)
+        twin = copied(self._original)
         try:
             twin.load_state_dict(dict(state))
         except RuntimeError as error:

@@ -26,6 +26,7 @@ from maecho.network.batches.inputs import examples, leaves, subset
 from maecho.network.batches.reading import Read
 from maecho.network.forward import call
 from maecho.network.hooks import watching
+from maecho.network.layers import read
 from maecho.network.units import Unit, network
 from maecho.network.verified import misread
 
@@ -46,7 +47,7 @@ class Plan:
     calls: Mapping[str, int]
     """How often each module runs in one pass."""
     averaged: tuple[str, ...] = ()
-    """Layers and norms that are no such matrices as their kind, so that they are only averaged."""
+    """Layers and norms that are only averaged: they are no such matrices as their kind, or they are of no known kind."""
 
 
 def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
@@ -82,7 +83,7 @@ def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
         stages.append(tuple(stage))
         todo = [unit for unit in todo if unit not in stage]
     kinds = (f"{name} ({type(model.get_submodule(name)).__name__})" for name in sorted(wrong))
-    return Plan(tuple(stages), _head(run, stages), calls, tuple(kinds))
+    return Plan(tuple(stages), _head(run, stages), calls, (*kinds, *read(model).unknown))
 
 
 class _Runner:

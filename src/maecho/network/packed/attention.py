@@ -74,7 +74,7 @@ class SplitAttention(Split):
             padding = _additive(key_padding_mask, q)[:, None, None, :]
             mask = padding if mask is None else mask + padding
         weights = None
-        if need_weights:
+        if need_weights or torch.is_grad_enabled():  # torch.func has no rule for the function below
             scores = q @ k.mT / q.shape[-1] ** 0.5
             weights = (scores if mask is None else scores + mask).softmax(-1)
             mixed = weights @ v
@@ -84,10 +84,10 @@ class SplitAttention(Split):
         out = self.part("out")(mixed if batched else mixed.squeeze(0))
         if batched and not first:
             out = out.transpose(0, 1)
-        if weights is not None:
+        if weights is not None and need_weights:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
-        return out, weights
+        return out, weights if need_weights else None
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:

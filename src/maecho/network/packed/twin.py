@@ -147,7 +147,8 @@ def copied(model: nn.Module) -> nn.Module:
     computed = (
         value
         for module in model.modules()
-        for value in vars(module).values()
+        for values in vars(module).values()
+        for value in (values if isinstance(values, list) else [values])
         if isinstance(value, Tensor) and not value.is_leaf
     )
     try:
@@ -163,7 +164,8 @@ def compared(twin: Twin, model: nn.Module) -> Iterator[set[str]]:
     """Inside, run the twin. Gives the names of split modules that compute something else than they do in the model,
     which is in evaluation mode."""
     wrong: set[str] = set()
-    pairs = {name: m for name, m in twin.network.named_modules() if isinstance(m, Split)}
+    split = {name: m for name, m in twin.network.named_modules() if isinstance(m, Split)}
+    pairs = {name: m for name, m in split.items() if not isinstance(model.get_submodule(name), Split)}
 
     def looking(name: str) -> Callable[[tuple[Any, ...], dict[str, Any], Any], None]:
         def look(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
