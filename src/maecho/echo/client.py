@@ -155,7 +155,7 @@ class RelayClient:
                 ) from error
             if self._plan.averaged:
                 warnings.warn(
-                    f"{self.client}: these are averaged, since maecho cannot read them as matrices: "
+                    f"{self.client}: these are averaged, since they are no matrices that can be fitted: "
                     f"{', '.join(self._plan.averaged)}",
                     stacklevel=3,
                 )

@@ -23,6 +23,10 @@ class Matrix(nn.Linear):
         return super().forward(x) if wanted or self._forward_hooks else x
 
 
+class Recurrent(Matrix):
+    """A matrix inside the loop of a recurrence: what it gives out comes back as its own input."""
+
+
 class Linears:
     """Makes layers of rows of tensors. Rows of one tensor become one parameter however often they are asked for, so
     that what is tied stays tied."""
@@ -30,10 +34,10 @@ class Linears:
     def __init__(self) -> None:
         self._made: dict[tuple[int, int, int], nn.Parameter] = {}
 
-    def make(self, weight: Part, bias: Part | None) -> Matrix:
+    def make(self, weight: Part, bias: Part | None, kind: type[Matrix] = Matrix) -> Matrix:
         # On the meta device, so that no random numbers are drawn for weights that are not wanted.
         W = self._parameter(weight)
-        layer = Matrix(W.shape[1], W.shape[0], bias=bias is not None, device="meta")
+        layer = kind(W.shape[1], W.shape[0], bias=bias is not None, device="meta")
         layer.weight = W
         if bias is not None:
             layer.bias = self._parameter(bias)
@@ -64,9 +68,9 @@ class Split(nn.Module):
             self.beside(args, kwargs, out)
         return out
 
-    def add(self, name: str, linears: Linears, weight: Part, bias: Part | None) -> None:
+    def add(self, name: str, linears: Linears, weight: Part, bias: Part | None, kind: type[Matrix] = Matrix) -> None:
         """Make a layer. The parts of a tensor must be added in the order of their rows."""
-        self.add_module(name, linears.make(weight, bias))
+        self.add_module(name, linears.make(weight, bias, kind))
         for key, part in (("weight", weight), ("bias", bias)):
             if part is not None:
                 self._stored.setdefault(part[0], []).append(f"{name}.{key}")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from maecho.network.packed.gates import MODES, step
-from maecho.network.packed.linears import ALL, Linears, Split
+from maecho.network.packed.linears import ALL, Linears, Matrix, Recurrent, Split
 
 States = list[Tensor]
 """h, and for an LSTM c beside it, each [examples, width]."""
@@ -45,7 +45,7 @@ class SplitRecurrence(Split):
                         names = (f"weight_{part}{suffix}", f"bias_{part}{suffix}")
                         weight, bias = ((n, state[n], ALL) if n in state else None for n in names)
                         assert weight is not None
-                        self.add(f"{part}{suffix}", linears, weight, bias)
+                        self.add(f"{part}{suffix}", linears, weight, bias, Matrix if part == "ih" else Recurrent)
 
     def flatten_parameters(self) -> None:
         """Does nothing. Networks call it on a recurrent module for the sake of GPUs."""
@@ -172,7 +172,8 @@ class SplitCell(Split):
         for part in ("ih", "hh"):
             weight, bias = getattr(module, f"weight_{part}"), getattr(module, f"bias_{part}")
             stored_bias = None if bias is None else (f"bias_{part}", bias, ALL)
-            self.add(part, linears, (f"weight_{part}", weight, ALL), stored_bias)
+            kind = Matrix if part == "ih" else Recurrent
+            self.add(part, linears, (f"weight_{part}", weight, ALL), stored_bias, kind)
 
     def forward(
         self,
