@@ -134,6 +134,7 @@ def gap(state: dict[str, Tensor], model: nn.Module) -> tuple[float, float]:
     return float((one - other).norm() / other.norm()), float(apart)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", MODELS)
 def test_alone_and_twins(name: str) -> None:
     model = made(name)
@@ -152,6 +153,7 @@ def test_alone_and_twins(name: str) -> None:
         assert set(twins.averaged) <= model.state_dict().keys()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_relay_alone_and_with_twins(name: str) -> None:
     model = made(name)
