@@ -26,6 +26,7 @@ from maecho.lab import data, partition
 from maecho.network import stages, units
 
 KINDS: dict[str, Any] = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+DRAWS = 3000
 REFITTED = "hidden matrices refitted"
 
 
@@ -98,10 +99,10 @@ def one(name: str, kind: str, clients: int, beta: float, steps: int, init: str, 
     found = {"best client": max(measured(model.state_dict()) for model, _ in pairs)}
     for method in ("fedavg", "regmean", "ma-echo"):
         found[method] = measured(aggregate(uploads, method))
-    found["echo-chain"] = measured(aggregate(uploads, "echo-chain", model=shared))
+    found["echo-chain"] = measured(aggregate(uploads, "echo-chain", model=shared, draws=DRAWS))
     found["echo-relay"] = measured(relay(shared, pairs, progress=False))
     with patch.object(units, "is_fitted", return_value=True), patch.object(stages, "is_fitted", return_value=True):
-        found[f"echo-chain, {REFITTED}"] = measured(aggregate(uploads, "echo-chain", model=shared))
+        found[f"echo-chain, {REFITTED}"] = measured(aggregate(uploads, "echo-chain", model=shared, draws=DRAWS))
         found[f"echo-relay, {REFITTED}"] = measured(relay(shared, pairs, progress=False))
     return found
 

@@ -140,6 +140,9 @@ def test_alone_and_twins(name: str) -> None:
     model = made(name)
     uploads = [maecho.make_upload(model, data(seed), f"c{seed}", STATISTICS, rank=None) for seed in range(2)]
     assert gap(uploads[0].state_dict(), model)[0] < 1e-6
+    places = [place.tensor for space in uploads[0].spaces or () for place in space.places]
+    if "norm" not in name.split():
+        assert not any(tensor.startswith("middle.") for tensor in places), "they keep their order"
     for method in METHODS:
         if uploads[0].spaces is None and "ot" in method.split("+"):
             continue
