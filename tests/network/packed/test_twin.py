@@ -16,6 +16,7 @@ from maecho.network.packed.linears import Split
 from maecho.network.packed.recurrence import SplitRecurrence
 from maecho.network.packed.twin import twin_of
 from support.clients import rng
+from support.tiny import refused_input
 
 
 def splits(model: nn.Module) -> list[str]:
@@ -103,6 +104,8 @@ def test_a_split_that_computes_something_else_is_not_used(
     assert any("averaged without statistics" in str(w.message) and name in str(w.message) for w in caught)
     kind = name.split()[0]
     assert not any(layer.name.startswith(f"{kind}.") and "out_proj" not in layer.name for layer in upload.layers)
+    with refused_input(f"client 0: {kind!r} must compute what torch's", "got something else"):
+        maecho.relay(net(), [(net(), data())])
     monkeypatch.undo()
     full = maecho.make_upload(net(), data(), "ann", ["gram"], rank=None)
     torch.testing.assert_close(upload.statistics["gram"]["head"].dense(), full.statistics["gram"]["head"].dense())
