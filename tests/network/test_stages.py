@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maecho.network.attention import split
+from maecho.network.packed.twin import twin_of
 from maecho.network.stages import Plan, plan
 from support.clients import Net, rng
 from support.clients import network as mlp
@@ -20,7 +20,7 @@ ROWS = torch.randn(4, 6, generator=rng(2))
 
 
 def planned(model: nn.Module, x: Any) -> Plan:
-    return plan(split(model), x)
+    return plan(twin_of(model).network, x)
 
 
 def stages(model: nn.Module, x: Any) -> list[set[str]]:

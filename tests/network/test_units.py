@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from maecho.network import norms
-from maecho.network.attention import split
+from maecho.network.packed.twin import twin_of
 from maecho.network.stages import plan
 from maecho.network.units import network
 from support.clients import rng
@@ -23,7 +23,7 @@ def test_a_joined_matrix_is_that_of_both() -> None:
     norm = model[1]
     for tensor in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
         tensor.copy_(torch.rand(4, generator=rng(3)) + 0.5)
-    (unit,) = plan(split(model), IMAGE.double()).stages[0]
+    (unit,) = plan(twin_of(model).network, IMAGE.double()).stages[0]
     W = unit.matrix(model.eval())[0]
     rows = nn.functional.unfold(IMAGE.double(), 3).transpose(1, 2)
     expected = model(IMAGE.double()).flatten(2).transpose(1, 2)
@@ -36,7 +36,7 @@ def test_a_synchronised_batchnorm_is_joined_as_any_other() -> None:
     synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(plain)
     assert isinstance(synchronised[1], nn.SyncBatchNorm)
     for model in (plain, synchronised):
-        stages = plan(split(model), ROWS).stages
+        stages = plan(twin_of(model).network, ROWS).stages
         assert [[(unit.name, unit.norm) for unit in stage] for stage in stages] == [[("0", "1")], [("3", None)]]
 
 
@@ -49,7 +49,7 @@ def test_a_batchnorm_without_scale_or_memory_is_no_matrix() -> None:
 
 def test_counters_belong_to_no_unit() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
-    (unit,) = plan(split(model), ROWS).stages[0]
+    (unit,) = plan(twin_of(model).network, ROWS).stages[0]
     assert unit.parameters(model) == set(model.state_dict()) - {"1.num_batches_tracked"}
 
 

@@ -18,8 +18,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from maecho import Upload, UploadError
 from maecho.errors import LONGEST
+from maecho.network.layers import Layer
+from maecho.network.packed.storage import Stored
 from support.mutations import Case, draw, flip
 
 FIXTURES = Path(__file__).resolve().parent.parent / "upload" / "version_1"
@@ -47,6 +51,7 @@ def fuzz(folder: Path, rng: random.Random, cases: int, flips: int) -> dict[str, 
     """Read so many bad files. `wrong` lists the cases with a wrong outcome, by their numbers."""
     old = [path.read_bytes() for path in sorted(FIXTURES.glob("upload-*"))]
     new = [_rewritten(path, folder / "new") for path in sorted(FIXTURES.glob("upload-*"))]
+    new.append(_packed(folder / "new"))
     signal.signal(signal.SIGALRM, _hang)
     path, outcomes, wrong = folder / "case.safetensors", Counter[str](), []
     longest_sentence, slowest = 0, 0.0
@@ -105,6 +110,19 @@ def _peak_kilobytes() -> int:
     if status.is_file():
         return int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _packed(place: Path) -> bytes:
+    """A file of a network whose state_dict is made of other weights."""
+    weights = {f"attn.{part}.weight": torch.ones(2, 2) for part in "qkv"} | {"head.weight": torch.ones(3, 2)}
+    stored = (
+        Stored("attn.in_proj_weight", ("attn.q.weight", "attn.k.weight", "attn.v.weight")),
+        Stored("head.weight_g", ("head.weight",), "norm"),
+        Stored("head.weight_v", ("head.weight",), "direction"),
+    )
+    layers = tuple(Layer(name, f"{name}.weight") for name in ("attn.q", "attn.k", "attn.v", "head"))
+    Upload("ann", 3, weights, layers, "head", stored=stored).save(place)
+    return place.read_bytes()
 
 
 def _rewritten(path: Path, place: Path) -> bytes:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from maecho import Privacy
 from maecho.echo.observation import observe
 from maecho.echo.totals import UnitSums
-from maecho.network.attention import split
+from maecho.network.packed.twin import twin_of
 from maecho.network.stages import plan
 from support.tiny import network
 
@@ -57,7 +57,7 @@ def case(kind: str, seed: int, n: int = 9, scale: float = 1.0) -> tuple[nn.Modul
         with torch.no_grad():
             for p in model.parameters():
                 p.copy_(torch.randn(p.shape, generator=draw))
-        models.append(split(model))
+        models.append(twin_of(model).network)
     shape = {"linear": (n, 4), "picture": (n, 2, 6, 6), "text": (n, 5)}[kind]
     x = torch.randint(0, 7, shape, generator=draw) if kind == "text" else scale * torch.randn(shape, generator=draw)
     return models[0], models[1], x, torch.randint(0, 3, (n,), generator=draw)

@@ -141,5 +141,5 @@ class FedAvg:
             return assemble(first, weights, {})
         layer = next(layer for layer in first.layers if layer.name == first.head)
         merged = assemble(first, weights, {layer.name: head.matrix(layer.matrix(weights))})
-        merged.averaged = tuple(first.weights)
+        merged.averaged = tuple(first.model_names(first.weights))
         return merged

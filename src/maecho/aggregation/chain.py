@@ -21,8 +21,8 @@ from maecho.aggregation.method import Guide
 from maecho.echo.fit import Head, Regression
 from maecho.echo.server import RelayServer
 from maecho.echo.simulated import Drawing
-from maecho.network.attention import copied
 from maecho.network.forward import call
+from maecho.network.packed.twin import copied
 from maecho.statistics import INPUTS
 from maecho.synthesis.pseudo import Noise, PseudoInputs
 from maecho.upload.cohort import Cohort

@@ -24,6 +24,7 @@ from maecho import devices
 from maecho.aggregation.average import Mean
 from maecho.aggregation.method import Guide, assemble
 from maecho.errors import InputError, UploadError
+from maecho.network.packed.twin import twin_of
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
 from maecho.progress import track
 from maecho.randomness import global_seed
@@ -139,14 +140,14 @@ class DENSE:
         # In the order of names, so that the result does not depend on the order of the clients.
         uploads = sorted(uploads, key=lambda upload: upload.client)
         first, mean = uploads[0], Mean()
-        network = skeleton(self.model, first, "dense", "trains")
+        network = twin_of(skeleton(self.model, first, "dense", "trains"), always_copy=False).network
         shape, output = self._inputs(uploads)
         device = devices.find(self.device or ("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)
         models = []
         for upload in uploads:
             mean.add(upload)
             models.append(copy.deepcopy(network))
-            models[-1].load_state_dict(upload.state_dict())
+            models[-1].load_state_dict(upload.tied(upload.weights))
         dtype = devices.float32_or_finer(first.weights.values())
         with global_seed(self.seed, device), torch.enable_grad():
             student = devices.cast(self._student(network, first, mean), device, dtype)
@@ -156,7 +157,7 @@ class DENSE:
         ended = student.state_dict()
         merged = assemble(first, {name: ended[name].to(tensor.device) for name, tensor in first.weights.items()}, {})
         kept = [name for name in first.weights if torch.equal(began[name], ended[name])]
-        merged.averaged = tuple(kept) if self.start == "average" else ()
+        merged.averaged = tuple(first.model_names(kept)) if self.start == "average" else ()
         return merged
 
     def _train(self, student: nn.Module, teachers: Teachers, shape: tuple[int, ...], output: nn.Module) -> None:
@@ -213,7 +214,7 @@ class DENSE:
         student = copy.deepcopy(network).cpu()  # on the CPU: a random start is the same for every device
         if self.start == "average":
             weights = mean.weights()
-            student.load_state_dict(weights | {name: weights[kept] for name, kept in first.aliases.items()})
+            student.load_state_dict(first.tied(weights))
             return student
         for module in student.modules():
             reset = getattr(module, "reset_parameters", None)

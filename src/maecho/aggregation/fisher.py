@@ -81,5 +81,6 @@ class Fisher:
             gap = products[name] - weights[name] * F
             weights[name] = weights[name] + torch.where(known, gap / total.where(known, torch.ones_like(total)), 0)
         merged = assemble(first, weights, {})
-        merged.averaged = tuple(name for name in first.weights if name not in fishers or not fishers[name].any())
+        unknown = (name for name in first.weights if name not in fishers or not fishers[name].any())
+        merged.averaged = tuple(first.model_names(unknown))
         return merged

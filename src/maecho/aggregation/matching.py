@@ -212,8 +212,7 @@ class FedMA(Alignment):
             assert isinstance(total, Tensor)
             assert isinstance(count, Tensor)
             out[name] = (total / (count.clamp(min=1) + (prior if name in of_neurons else 0))).to(like.dtype)
-        out |= {alias: out[kept] for alias, kept in uploads[0].aliases.items()}
-        merged = Merged(out, averaged=list(largest))
+        merged = Merged(uploads[0].model_state(out), averaged=uploads[0].model_names(largest))
         merged.widths = widths
         return merged
 

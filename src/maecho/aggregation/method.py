@@ -60,5 +60,5 @@ def assemble(
         out |= parts
         if name not in silent:
             merged |= parts.keys()
-    out |= {alias: out[kept] for alias, kept in like.aliases.items()}
-    return Merged(out, averaged=[name for name in like.weights if name not in merged])
+    averaged = like.model_names(name for name in like.weights if name not in merged)
+    return Merged(like.model_state(out), averaged=averaged)

@@ -21,10 +21,11 @@ from maecho import devices
 from maecho.errors import InputError, UploadError
 from maecho.linalg.finite import is_finite
 from maecho.network import kinds
-from maecho.network.attention import copied, slow_path
+from maecho.network.attention import slow_path
 from maecho.network.forward import forward
 from maecho.network.hooks import After, watching
 from maecho.network.layers import read
+from maecho.network.packed.twin import twin_of
 from maecho.network.spaces import Space
 from maecho.statistics import INPUTS
 from maecho.synthesis.pseudo import PseudoInputs, seed_for
@@ -77,14 +78,14 @@ class Responses:
     ):
         tensors = list(reference.weights.values())
         dtype = devices.float32_or_finer(tensors)
-        theirs = devices.cast(copied(model), tensors[0].device, dtype)
-        theirs.load_state_dict(reference.state_dict())
+        theirs = devices.cast(twin_of(model).network, tensors[0].device, dtype)
+        theirs.load_state_dict(reference.tied(reference.weights))
         self._pair = _OwnAndReference(copy.deepcopy(theirs), theirs, spaces)
         self._spaces, self._inputs = spaces, common_inputs(uploads, probes, seed, dtype)
 
     def distances(self, upload: Upload) -> list[Float[Tensor, "own theirs"]]:
         """For every space, the distances between the upload's neurons and the reference's."""
-        self._pair.own.load_state_dict(upload.state_dict())
+        self._pair.own.load_state_dict(upload.tied(upload.weights))
         squares: list[Tensor | None] = [None] * len(self._spaces)
         with slow_path(), self._pair.watching():
             for _ in self._runs():

@@ -25,6 +25,7 @@ from maecho import devices
 from maecho.alignment.responses import Responses, common_inputs
 from maecho.errors import InputError, UploadError
 from maecho.network.layers import Layer
+from maecho.network.packed.twin import twin_of
 from maecho.network.spaces import Move, Space, Spaces, check
 from maecho.network.tracing import proven
 from maecho.options import POSITIVE, number, one_of
@@ -121,7 +122,7 @@ class Alignment:
         drawn_from = [upload for upload in uploads if INPUTS in upload.statistics]
         dtype = devices.float32_or_finer(list(model.parameters()))
         for _, inputs in common_inputs(drawn_from, len(drawn_from), self.seed, dtype):
-            return proven(model, next(iter(inputs))[0])[0]
+            return proven(twin_of(model, always_copy=False).network, next(iter(inputs))[0])[0]
         return None
 
     def _to(self, reference: Upload, upload: Upload, spaces: Spaces, responses: Responses | None) -> Upload:

@@ -23,10 +23,12 @@ from maecho.echo.observation import observe
 from maecho.echo.totals import totals_of
 from maecho.echo.wire import own_memory
 from maecho.errors import InputError, text_of
-from maecho.network.attention import split
-from maecho.network.batches.inputs import examples
+from maecho.network.attention import slow_path
+from maecho.network.batches.inputs import examples, subset
 from maecho.network.batches.reading import Read, Reader, Reading
+from maecho.network.forward import call, evaluating
 from maecho.network.layers import read
+from maecho.network.packed.twin import compared, twin_of
 from maecho.network.plain import plain as unwrapped
 from maecho.network.stages import Plan, plan
 from maecho.network.units import Unit, network
@@ -72,7 +74,8 @@ class RelayClient:
         self.client, self._batches, self._progress = client, batches, progress
         model = unwrapped(model, f"{client}: the model")
         try:
-            self._own = split(model)
+            self._model, self._twin = model, twin_of(model)
+            self._own = self._twin.network
             self._reader = Reader(model, client, Reading(inputs, labels, outputs))
         except InputError as error:
             raise InputError(f"{client}: {error}") from error
@@ -149,6 +152,7 @@ class RelayClient:
             if first is None:
                 raise InputError(f"{self.client}: the batches must hold at least one example, got none")
             try:
+                self._check_twin(first)
                 self._plan = plan(self._own, first, self._reader.reading.outputs)
             except InputError as error:
                 raise InputError(f"{self.client}: {error}") from error
@@ -158,11 +162,22 @@ class RelayClient:
                 ) from error
             if self._plan.averaged:
                 warnings.warn(
-                    f"{self.client}: these are averaged, since they are no matrices as maecho reads their kind: "
+                    f"{self.client}: these are averaged, since they are no matrices that can be fitted: "
                     f"{', '.join(self._plan.averaged)}",
                     stacklevel=3,
                 )
         return self._plan
+
+    def _check_twin(self, inputs: Any) -> None:
+        """Raise InputError if a module that was split computes something else than its parts do."""
+        few = subset(inputs, slice(2), examples(inputs))
+        with torch.no_grad(), slow_path(), evaluating(self._model), compared(self._twin, self._model) as wrong:
+            call(self._own, few, devices.of(self._own), self._reader.reading.outputs)
+        for name in sorted(wrong):
+            kind = type(self._model.get_submodule(name)).__name__
+            raise InputError(
+                f"{name!r} must compute what torch's {kind} does to be fitted by parts, got something else"
+            )
 
     def _layers_with_labels(self, units: Sequence[Unit], head: str | None) -> list[str]:
         """The names of the units that get sums by class, too.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,8 +15,8 @@ from maecho.echo.state import RelayState
 from maecho.echo.totals import sums_of
 from maecho.errors import InputError, text_of
 from maecho.linalg.finite import is_finite
-from maecho.network.attention import packed, split
 from maecho.network.layers import read
+from maecho.network.packed.twin import copied, twin_of
 from maecho.network.plain import plain
 from maecho.network.units import Unit, network
 from maecho.upload.merged import Merged
@@ -34,7 +33,8 @@ class MergedNetwork:
     def __init__(self, model: nn.Module, prior: Mapping[str, Tensor] | None = None):
         model = plain(model)
         self._original = model
-        self.network = split(model)
+        self._twin = twin_of(model)
+        self.network = self._twin.network
         self.units = network(self.network)
         self._aliases = read(self.network).aliases
         self._prior = None if prior is None else self._loaded(prior, "prior")
@@ -109,19 +109,18 @@ class MergedNetwork:
         together."""
         state = self.network.state_dict()
         known = self._parameters(stages) | self._aliases.keys()
-        marks = packed({n: torch.full(t.shape, float(n in known)) for n, t in state.items()}, self._original)
         return Merged(
-            {name: tensor.clone() for name, tensor in packed(state, self._original).items()},
-            averaged=[name for name, mark in marks.items() if not mark.any()],
+            {name: tensor.clone() for name, tensor in self._twin.packed(state).items()},
+            averaged=self._twin.packed_names(name for name in state if name not in known),
         )
 
     def _parameters(self, stages: Sequence[Sequence[Unit]]) -> set[str]:
         return {name for stage in stages for unit in stage for name in unit.parameters(self.network)}
 
     def _loaded(self, state: Mapping[str, Tensor], what: str) -> nn.Module:
-        twin = copy.deepcopy(self._original)
+        twin = copied(self._original)
         try:
             twin.load_state_dict(dict(state))
         except RuntimeError as error:
             raise InputError(f"{what} must be a state_dict of the model, got: {text_of(error)}") from error
-        return split(twin)
+        return twin_of(twin).network

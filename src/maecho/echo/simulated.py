@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from maecho import devices
 from maecho.echo.client import RelayClient
 from maecho.echo.messages import Answer
 from maecho.network.batches.reading import Read, Reader, Reading
+from maecho.network.packed.twin import copied
 from maecho.network.stages import Plan
 from maecho.network.units import Unit
 from maecho.options import number, one_of
@@ -108,7 +108,7 @@ class SimulatedClients:
             uploads = Cohort(uploads, drawing.needs, "echo-chain", device, drawing.uses)
         self._cohort = uploads
         self.drawing = drawing
-        self._model, self._ridge, self._progress = copy.deepcopy(model), ridge, progress
+        self._model, self._ridge, self._progress = copied(model), ridge, progress
         self._outputs = outputs
         self._plan: Plan | None = None
         self._feature_maps: dict[str, Tensor] = {}

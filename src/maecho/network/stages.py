@@ -26,7 +26,8 @@ from maecho.network.batches.inputs import examples, leaves, subset
 from maecho.network.batches.reading import Read
 from maecho.network.forward import call
 from maecho.network.hooks import watching
-from maecho.network.units import Unit, network
+from maecho.network.layers import read
+from maecho.network.units import Unit, is_fitted, network
 from maecho.network.verified import misread
 
 SHAKES = 2
@@ -46,7 +47,8 @@ class Plan:
     calls: Mapping[str, int]
     """How often each module runs in one pass."""
     averaged: tuple[str, ...] = ()
-    """Layers and norms that are no such matrices as their kind, so that they are only averaged."""
+    """Layers and norms that are only averaged: they are no such matrices as their kind, of no known kind, or on hidden
+    states."""
 
 
 def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
@@ -82,7 +84,8 @@ def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
         stages.append(tuple(stage))
         todo = [unit for unit in todo if unit not in stage]
     kinds = (f"{name} ({type(model.get_submodule(name)).__name__})" for name in sorted(wrong))
-    return Plan(tuple(stages), _head(run, stages), calls, tuple(kinds))
+    hidden = (f"{name} (on hidden states)" for name, module in model.named_modules() if not is_fitted(module))
+    return Plan(tuple(stages), _head(run, stages), calls, (*kinds, *hidden, *read(model).unknown))
 
 
 class _Runner:

@@ -23,6 +23,7 @@ from maecho.network.axes.neurons import Axes, Neurons, Spot, carried, fix, joine
 from maecho.network.batches.inputs import arguments
 from maecho.network.hooks import remove_all
 from maecho.network.kinds import Kind
+from maecho.network.packed.linears import Split
 from maecho.network.spaces import Place, Space, Spaces, holding
 
 
@@ -87,14 +88,15 @@ def _arguments(graph: fx.Graph, inputs: Any, device: torch.device) -> dict[fx.No
 
 
 class _Leaves(fx.Tracer):
-    """Traces a network. It stops at the layers of torch, and at layers whose own type was registered with a kind."""
+    """Traces a network. It stops at the layers of torch, at layers whose own type was registered with a kind, and
+    at split modules."""
 
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return kinds.registered(m) or super().is_leaf_module(m, module_qualified_name)
+        return kinds.registered(m) or isinstance(m, Split) or super().is_leaf_module(m, module_qualified_name)
 
     # While torch.fx traces, every module of the process calls these two. What other threads run is not traced.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from maecho.network import kinds, layers, norms
 from maecho.network.layers import Architecture, Layer
+from maecho.network.packed.linears import Recurrent
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,18 @@ def matrices(architecture: Architecture) -> dict[str, Unit]:
     return found
 
 
+def is_fitted(module: nn.Module) -> bool:
+    """Whether a layer is fitted as a unit. A matrix on hidden states is not, but averaged: its own outputs come back as
+    its inputs, so no regression knows what they will be. benchmarks/recurrent.py measures both."""
+    return not isinstance(module, Recurrent)
+
+
 def network(model: nn.Module) -> dict[str, Unit]:
-    """All units of a network by name. No BatchNorm is joined to a layer. The network's attentions must be split."""
-    found = matrices(layers.read(model))
+    """All units of a network by name. No BatchNorm is joined to a layer. The network must be a twin."""
+    everything = matrices(layers.read(model))
+    found = {
+        name: unit for name, unit in everything.items() if all(map(is_fitted, map(model.get_submodule, unit.modules)))
+    }
     for name, layer in norms.find(model).items():
         found[name] = Unit(layer, (name,), diagonal=True)
     return found

@@ -26,6 +26,7 @@ from maecho.echo.server import RelayServer
 from maecho.errors import InputError
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
+from maecho.network.packed.twin import twin_of
 from maecho.options import number
 from maecho.rounds.servers import NoCorrection, Outcome, Round, State, Weights
 from maecho.upload.client import make_upload
@@ -76,7 +77,10 @@ class Merging(NoCorrection):
             return Outcome(round_.weights, state, 0)
         sent = max(upload.bytes() for upload in uploads)
         factor = 1.0 if self.once else self.kept
-        earlier = _earlier(state, uploads, round_.weights) if factor else None
+        earlier = None
+        if factor:
+            of_twin = twin_of(round_.loaded(round_.weights), always_copy=False).network.state_dict()
+            earlier = _earlier(state, uploads, of_twin)
         given = uploads if earlier is None else [*uploads, earlier]
         merged = aggregate(given, self.method, model=round_.loaded(round_.weights))
         if not factor:
@@ -119,7 +123,9 @@ def _earlier(state: State, uploads: list[Upload], weights: Weights) -> Upload | 
             statistics[name] = {entry: _as(part, found[entry]) for entry, part in value.items()}
     examples = max(1, round(float(state["examples"])))
     kept = {name: t for name, t in weights.items() if name in like.weights}
-    return Upload(EARLIER, examples, kept, like.layers, like.head, like.aliases, like.spaces, statistics)
+    return Upload(
+        EARLIER, examples, kept, like.layers, like.head, like.aliases, like.spaces, statistics, stored=like.stored
+    )
 
 
 def _as(part: Any, dense: Tensor) -> Any:

@@ -22,7 +22,7 @@ def weights(upload: Upload) -> None:
     for name, tensor in upload.weights.items():
         if not isinstance(tensor, Tensor):
             raise UploadError(f"{upload.client}: weight {name!r} must be a tensor, got {type(tensor).__name__}")
-    header.check_architecture(upload.client, upload.weights, upload.layers, upload.head, upload.aliases)
+    header.check_architecture(upload.client, upload.weights, upload.layers, upload.head, upload.aliases, upload.stored)
     for name, tensor in upload.weights.items():
         if tensor.is_floating_point() and not is_finite(tensor):
             raise UploadError(f"{upload.client}: weight {name!r} must be finite, got NaN or infinity")

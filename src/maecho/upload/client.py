@@ -14,12 +14,17 @@ from maecho.errors import InputError, one_line
 from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import Covariance
 from maecho.network import layers
+from maecho.network.attention import slow_path
 from maecho.network.batches.labels import NO_LABELS
 from maecho.network.batches.reading import SAY_WHERE, Read, Reader, Reading
 from maecho.network.directions import Labels
+from maecho.network.forward import evaluating, forward
+from maecho.network.packed.linears import Split
+from maecho.network.packed.twin import Twin, compared, twin_of
 from maecho.network.plain import plain
 from maecho.network.spaces import Spaces
 from maecho.network.tracing import proven
+from maecho.network.verified import Peeked
 from maecho.privacy import Privacy
 from maecho.statistics import STATISTICS, Options, Statistic
 from maecho.statistics.features import NO_NARROW_LAYER
@@ -95,11 +100,13 @@ def make_upload(
         raise InputError(f"{client}: {error}") from error
     promise = {} if privacy is None else {"privacy": privacy.recipe()}
     rule = size.parse(rank)
-    architecture = layers.read(model)
+    reader = Reader(model, client, reading)
+    twin, batches = _twin(client, model, batches, reader)
+    architecture = layers.read(twin.network)
     if isinstance(rule, size.ByLayer):
         rule.check(layer.name for layer in architecture.layers.values())
-    weights = _weights(model, architecture, client)
-    setting = Setting(client, model, architecture, options, reader=Reader(model, client, reading))
+    weights = _weights(twin.network, architecture, client)
+    setting = Setting(client, twin.network, architecture, options, reader=reader)
     if privacy is None:
         gathered = gather(setting, batches, wanted, progress)
     else:
@@ -113,7 +120,7 @@ def make_upload(
         )
     _warn(client, gathered, by_default=statistics is None)
     not_sent = dict(gathered.missing)
-    spaces = _spaces(model, gathered.inputs, not_sent)
+    spaces = _spaces(twin.network, gathered.inputs, not_sent)
     upload = Upload(
         client=client,
         examples=gathered.found.examples,
@@ -131,6 +138,7 @@ def make_upload(
             "unknown": list(architecture.unknown),
             **promise,
         },
+        stored=twin.stored,
     )
     return size.cut(upload, rule)
 
@@ -185,6 +193,22 @@ def _spaces(model: nn.Module, inputs: Any, not_sent: dict[str, str]) -> Spaces |
         warnings.warn(f"the neurons of these layers keep their order in matching: {reasons}", stacklevel=4)
     not_sent |= {f"space {name!r}": reason for name, reason in left_out.items()}
     return spaces
+
+
+def _twin(client: str, model: nn.Module, batches: Iterable[Any], reader: Reader) -> tuple[Twin, Iterable[Any]]:
+    """The network on which statistics are gathered, and the batches. The first batch shows whether split modules
+    compute what they did before. Those that do not stay whole."""
+    try:
+        twin = twin_of(model, always_copy=False)
+    except InputError:  # it cannot be copied
+        return Twin(model, (), ()), batches
+    if not any(isinstance(module, Split) for module in twin.network.modules()):
+        return twin, batches
+    peeked = Peeked(batches, reader)
+    with evaluating(model), slow_path(), compared(twin, model) as wrong:
+        for _ in forward(twin.network, [] if peeked.first is None else [peeked.first], client, False, reader=reader):
+            pass
+    return twin_of(model, wrong) if wrong else twin, peeked
 
 
 def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -> dict[str, Tensor]:

@@ -162,4 +162,5 @@ def _facts(architecture: Mapping[str, Any]) -> dict[str, object]:
         for fact, value in layer.items()
     }
     ties = {f"the tie of {alias!r}": kept for alias, kept in architecture["aliases"].items()}
-    return {**layers, **ties, "head": architecture["head"]}
+    stored = {f"the way in which {name!r} is stored": how for name, how in architecture.get("stored", {}).items()}
+    return {**layers, **ties, **stored, "head": architecture["head"]}

@@ -21,6 +21,7 @@ from maecho._version import __version__
 from maecho.errors import InputError, UploadError
 from maecho.network import spaces as network_spaces
 from maecho.network.layers import Layer
+from maecho.network.packed.storage import Stored, complaint
 from maecho.network.spaces import Space
 from maecho.statistics.statistic import Statistic
 from maecho.upload import version_1
@@ -53,6 +54,8 @@ class Header:
     aliases: dict[str, str]
     spaces: tuple[Space, ...] | None
     recipe: dict[str, Any]
+    stored: tuple[Stored, ...] = ()
+    """Files of models without packed or computed weights do not have it."""
     made_by: str = field(default=f"maecho {__version__}")
     digest: str = ""
     """The digest of the header in the file that it was read from. It is not written."""
@@ -67,7 +70,8 @@ class Header:
 
     def about(self) -> dict[str, Any]:
         """The header in the form that a file holds."""
-        return {name: value for name, value in asdict(self).items() if name != "digest"}
+        left_out = {"digest"} if self.stored else {"digest", "stored"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def read(file: File, known: Mapping[str, Statistic]) -> Header:
@@ -82,11 +86,11 @@ def read(file: File, known: Mapping[str, Statistic]) -> Header:
     try:
         _check_statistics(header, file.listing, known)
         weights = listed_weights(file)
-        check_architecture(header.client, weights, header.layers, header.head, header.aliases)
+        check_architecture(header.client, weights, header.layers, header.head, header.aliases, header.stored)
         check_spaces(header.client, weights, header.spaces)
     except UploadError as error:
         raise UploadError(f"{file.path}: {error}") from error
-    found = fingerprint(weights, header.layers, header.head, header.aliases)
+    found = fingerprint(weights, header.layers, header.head, header.aliases, header.stored)
     if header.fingerprint not in (None, found):
         raise UploadError(
             f"{file.path}: {header.client}'s weights must have the fingerprint {header.fingerprint} that the file "
@@ -101,23 +105,33 @@ def listed_weights(file: File) -> dict[str, Tensor]:
 
 
 def fingerprint(
-    weights: Mapping[str, Tensor], layers: Iterable[Layer], head: str | None, aliases: Mapping[str, str]
+    weights: Mapping[str, Tensor],
+    layers: Iterable[Layer],
+    head: str | None,
+    aliases: Mapping[str, str],
+    stored: Iterable[Stored] = (),
 ) -> str:
     """Equal for equal architectures: names, shapes and dtypes of the weights, and how they are read as matrices."""
-    text = json.dumps(architecture(weights, layers, head, aliases), sort_keys=True)
+    text = json.dumps(architecture(weights, layers, head, aliases, stored), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def architecture(
-    weights: Mapping[str, Tensor], layers: Iterable[Layer], head: str | None, aliases: Mapping[str, str]
+    weights: Mapping[str, Tensor],
+    layers: Iterable[Layer],
+    head: str | None,
+    aliases: Mapping[str, str],
+    stored: Iterable[Stored] = (),
 ) -> dict[str, Any]:
-    """All that the fingerprint is computed from."""
-    return {
+    """All that the fingerprint is computed from. Without stored tensors it is what it was before there were any."""
+    packed = {one.name: asdict(one) for one in stored}
+    found = {
         "weights": {name: described(tensor.dtype, tensor.shape) for name, tensor in weights.items()},
         "layers": {layer.name: asdict(layer) for layer in layers},
         "head": head,
         "aliases": dict(aliases),
     }
+    return {**found, "stored": packed} if packed else found
 
 
 def described(dtype: torch.dtype, shape: Sequence[int]) -> list[Any]:
@@ -151,7 +165,12 @@ def not_sent(recipe: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_architecture(
-    client: str, weights: Mapping[str, Tensor], layers: Sequence[Layer], head: str | None, aliases: Mapping[str, str]
+    client: str,
+    weights: Mapping[str, Tensor],
+    layers: Sequence[Layer],
+    head: str | None,
+    aliases: Mapping[str, str],
+    stored: Sequence[Stored] = (),
 ) -> None:
     """Raise UploadError unless weights, layers, tied names and head fit together. Values are not read, so the weights
     may be tensors on the device "meta"."""
@@ -165,6 +184,11 @@ def check_architecture(
             raise UploadError(f"{client}: {alias!r} must be tied to a weight, got {kept!r}, which is not there")
         if alias in weights:
             raise UploadError(f"{client}: {alias!r} must be a weight or tied to one, got both")
+    for one in stored:
+        _check_name(f"{client}: a stored tensor", one.name)
+    wrong = complaint(stored, weights, aliases)
+    if wrong:
+        raise UploadError(f"{client}: {wrong}")
     for part, what in (("name", "layer"), ("weight", "weight")):
         seen: set[str] = set()
         for layer in layers:

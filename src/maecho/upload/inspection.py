@@ -52,7 +52,7 @@ def entries(upload: Upload) -> list[Entry]:
 def averaged(upload: Upload) -> list[str]:
     """Names of the weights that belong to no layer. Every method only averages them."""
     merged = {name for layer in upload.layers for name in (layer.weight, layer.bias)}
-    return [name for name in upload.weights if name not in merged]
+    return upload.model_names(name for name in upload.weights if name not in merged)
 
 
 def privacy(upload: Upload) -> str | None:

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from maecho.errors import InputError
 from maecho.linalg.symmetric import add_into
-from maecho.network.batches.inputs import examples, stand_in
+from maecho.network.batches.inputs import stand_in
 from maecho.network.batches.labels import NO_LABELS, check_labels
 from maecho.network.batches.reading import Reader
 from maecho.network.forward import Pass, forward
+from maecho.network.verified import Peeked
 from maecho.privacy import NoisySums, Privacy
 from maecho.statistics.passes.gather import Gathered, gather
 from maecho.statistics.statistic import NotGathered, Setting, Statistic
@@ -44,8 +45,8 @@ def gather_privately(
     """Pass over a client's data once. All that it gives is one release."""
     client = setting.client
     reader = setting.reader or Reader(setting.model, client)
-    rest = iter(batches)
-    first = next((batch for batch in rest if examples(reader.read(batch)[0])), None)
+    rest = batches if isinstance(batches, Peeked) else Peeked(batches, reader)
+    first = rest.first
     if first is None:
         raise InputError(f"{client}: the batches must hold at least one example, got none")
     gathered = gather(replace(setting, reader=reader), [first], (), progress=False)  # for the order of the layers

@@ -6,7 +6,7 @@ An Upload is always checked when it is made. So no later code asks whether its n
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from torch import Tensor
 from maecho import devices
 from maecho.errors import InputError, UploadError
 from maecho.network.layers import Layer
+from maecho.network.packed.storage import Stored, pack, packed_names
 from maecho.network.spaces import Spaces
 from maecho.statistics import STATISTICS
 from maecho.statistics.of_layers import OfLayers
@@ -32,7 +33,7 @@ class Upload:
     examples: int
     """The number of its examples."""
     weights: Mapping[str, Tensor]
-    """The state_dict. A tied tensor stands here once."""
+    """The state_dict, with the matrices of `stored` tensors in their places. A tied tensor stands here once."""
     layers: tuple[Layer, ...] = ()
     """The matrices among the weights, in order of execution."""
     head: str | None = None
@@ -45,6 +46,8 @@ class Upload:
     """Name in STATISTICS -> value. The statistic's own file says what the value is."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """How each statistic was made, for people."""
+    stored: tuple[Stored, ...] = ()
+    """How tensors of the model's state_dict are made of several weights, or computed from one."""
 
     def __post_init__(self) -> None:
         for name in ("weights", "aliases", "recipe", "statistics"):
@@ -63,15 +66,27 @@ class Upload:
     @property
     def fingerprint(self) -> str:
         """Equal for equal architectures: names, shapes and dtypes of the weights, and how they are read as matrices."""
-        return header.fingerprint(self.weights, self.layers, self.head, self.aliases)
+        return header.fingerprint(self.weights, self.layers, self.head, self.aliases, self.stored)
 
     def architecture(self) -> dict[str, Any]:
         """All that the fingerprint is computed from."""
-        return header.architecture(self.weights, self.layers, self.head, self.aliases)
+        return header.architecture(self.weights, self.layers, self.head, self.aliases, self.stored)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The client's own model."""
-        return {**self.weights, **{name: self.weights[kept] for name, kept in self.aliases.items()}}
+        return self.model_state(self.weights)
+
+    def model_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state_dict of a model of this architecture, from weights under the names of `weights`."""
+        return pack(self.tied(weights), self.stored)
+
+    def model_names(self, weights: Iterable[str]) -> list[str]:
+        """For names of `weights`, the names in the model's state_dict of what is made of these weights alone."""
+        return packed_names(weights, self.weights, self.stored)
+
+    def tied(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights, with tied tensors under all their names."""
+        return {**weights, **{name: weights[kept] for name, kept in self.aliases.items()}}
 
     def to(self, device: devices.Device) -> Upload:
         """The same upload with every tensor on this device. It is not checked again, since its values are the same."""
@@ -95,6 +110,7 @@ class Upload:
             aliases=dict(self.aliases),
             spaces=self.spaces,
             recipe=dict(self.recipe),
+            stored=self.stored,
         ).about()
         storage.write_tensors(Path(path), "upload", self.tensors(), about, mode)
 
@@ -151,6 +167,7 @@ def read(
                 spaces=about.spaces,
                 statistics=statistics,
                 recipe=about.recipe,
+                stored=about.stored,
             )
         except UploadError as error:
             raise UploadError(f"{path}: {error}") from error

@@ -14,12 +14,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from maecho.errors import InputError
+from maecho.network.attention import slow_path
 from maecho.network.batches.inputs import few
 from maecho.network.batches.labels import NO_LABELS, complaint
 from maecho.network.batches.reading import Reader
 from maecho.network.forward import Pass, forward
 from maecho.network.hooks import watching
 from maecho.network.layers import Architecture, Layer
+from maecho.network.packed.linears import Split
 from maecho.network.units import matrices
 from maecho.network.verified import Peeked, misread, without
 from maecho.statistics.of_gradients import BackwardGatherer
@@ -55,7 +57,7 @@ def gather(
     """
     reader = setting.reader or Reader(setting.model, setting.client)
     setting = replace(setting, reader=reader)
-    rest = Peeked(batches, reader)
+    rest = batches if isinstance(batches, Peeked) else Peeked(batches, reader)
     if rest.first is None:
         raise InputError(f"{setting.client}: the batches must hold at least one example, got none")
     units = matrices(setting.architecture).values()
@@ -101,6 +103,7 @@ class _Going:
                 gatherer.see(layer, module, x)
 
         with (
+            slow_path(),
             watching(setting.model, setting.architecture.layers, before=see, watch=setting.watch),
             self._backward.watching() if self._graph else contextlib.nullcontext(),
         ):
@@ -150,7 +153,14 @@ def _found(setting: Setting, ran: Sequence[str], examples: int, outputs: int | N
     by_name = {layer.name: layer for layer in setting.architecture.layers.values()}
     weights = setting.model.state_dict()
     layers = tuple(by_name[name] for name in [*ran, *(name for name in by_name if name not in ran)])
-    return Found(examples, layers, _head(layers[: len(ran)], weights, outputs), outputs, weights)
+    head = _head(layers[: len(ran)], weights, outputs)
+    if head is not None and _in_split(setting.model, head):
+        head = None  # its rows are gates of a recurrence or features of an attention
+    return Found(examples, layers, head, outputs, weights)
+
+
+def _in_split(model: nn.Module, layer: str) -> bool:
+    return isinstance(model.get_submodule(layer.rpartition(".")[0]), Split)
 
 
 def _head(ran: Sequence[Layer], weights: dict[str, Tensor], outputs: int | None) -> str | None:

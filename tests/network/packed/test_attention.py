@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maecho.network.attention import SplitAttention, attentions, packed, slow_path, split
+from maecho.network.attention import slow_path
+from maecho.network.packed.attention import SplitAttention
+from maecho.network.packed.twin import twin_of
 from support.clients import rng
 from support.tiny import refused_input
 
@@ -119,13 +121,14 @@ MODELS = {
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_split_network_is_the_same_function_and_goes_back(make: Any) -> None:
     model = make().eval()
-    twin, x = split(model), torch.randn(3, 5, 8, generator=rng(1))
+    pair, x = twin_of(model), torch.randn(3, 5, 8, generator=rng(1))
+    twin = pair.network
     args = (x, x, x) if isinstance(model, nn.MultiheadAttention) else (x,)
     with torch.no_grad():
         before = model(*args)  # by torch's fused path, where it has one
         with slow_path():
             same(twin(*args), before)
-    state = packed(twin.state_dict(), model)
+    state = pair.packed(twin.state_dict())
     assert list(state) == list(model.state_dict())
     for name, tensor in model.state_dict().items():
         assert torch.equal(state[name], tensor), name
@@ -139,27 +142,29 @@ def test_encoder_with_padding_and_decoder_with_memory() -> None:
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**block()), 1).eval()
     with torch.no_grad(), slow_path():
         same(
-            split(coder)(x, mask=BOOL, src_key_padding_mask=PADDING),
+            twin_of(coder).network(x, mask=BOOL, src_key_padding_mask=PADDING),
             coder(x, mask=BOOL, src_key_padding_mask=PADDING),
         )
         masks = {"tgt_mask": BOOL, "memory_key_padding_mask": PADDING}
-        same(split(decoder)(x, memory, **masks), decoder(x, memory, **masks))
-    state = packed(split(decoder).state_dict(), decoder)
+        same(twin_of(decoder).network(x, memory, **masks), decoder(x, memory, **masks))
+    pair = twin_of(decoder)
+    state = pair.packed(pair.network.state_dict())
     assert all(torch.equal(state[name], tensor) for name, tensor in decoder.state_dict().items())
 
 
 def test_what_is_one_module_stays_one() -> None:
-    twin = split(Twice())
+    twin = twin_of(Twice()).network
     assert twin.one is twin.two
     assert isinstance(twin.one, SplitAttention)
-    assert list(attentions(Twice())) == ["one", "two", "more.0"]
+    assert isinstance(twin.more[0], SplitAttention)
+    assert isinstance(twin.odd, nn.MultiheadAttention)
 
 
 def test_nothing_else_changes() -> None:
     model = Twice().train()
     before, state = {k: t.clone() for k, t in model.state_dict().items()}, torch.get_rng_state()
     enabled = torch.backends.mha.get_fastpath_enabled()
-    twin = split(model)
+    twin = twin_of(model).network
     for p in twin.parameters():
         p.data.zero_()
     with contextlib.suppress(ZeroDivisionError), slow_path():
@@ -187,4 +192,4 @@ def test_a_model_that_cannot_be_copied() -> None:
             raise TypeError("not\nthis one")
 
     with refused_input("the model", "copy.deepcopy", "Stubborn: not this one"):
-        split(Stubborn(2, 2))
+        twin_of(Stubborn(2, 2))
