@@ -184,8 +184,7 @@ class FedMA(Alignment):
         open_axes: set[tuple[str, int]],
     ) -> list[np.ndarray]:
         rows = [own.cpu().numpy() for own in rows_of(uploads[0].layers, weights, space, open_axes)]
-        # Divided by the spread of the neurons, so that the priors have the same meaning in every layer. (It is 1, unless
-        # all weights or all biases are 0.)
+        # Divided by the spread of the neurons, so that the priors have the same meaning in every layer.
         scale = float(np.sqrt(np.mean([np.mean(r**2) for r in rows]))) or 1.0
         most = max(space.size, int(self.growth * space.size))
         return assign([r / scale for r in rows], self.sigma0, self.sigma, self.gamma, most)

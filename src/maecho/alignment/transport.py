@@ -48,10 +48,10 @@ class Alignment:
         reference: the client whose order all others take: "largest" (most examples), or a client's name.
         metric: neurons are compared by their incoming "weights", or by their "activations": their outputs before the
             nonlinearity, on common inputs drawn from all uploads' moments. Activations need `model` and the moments.
-            Neither metric removes the scales of single neurons. Suppose a neuron a of a ReLU network has its incoming weights times c and its
-            outgoing weights times 1/c. Then the network computes the same, but by activations a is |c − 1| ‖z_a‖ away
-            from the neuron that it equals. The activations of later layers do not change, but their incoming weights
-            do.
+            Neither metric removes the scales of single neurons. Suppose a neuron a of a ReLU network has its incoming
+            weights times c and its outgoing weights times 1/c. Then the network computes the same, but by activations a
+            is |c − 1| ‖z_a‖ away from the neuron that it equals. The activations of later layers do not change, but
+            their incoming weights do.
         probes: how many common inputs to draw. A client's part follows from its examples, and every Gaussian of every
             client gets at least one.
         seed: the seed of the draws.
