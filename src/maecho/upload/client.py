@@ -195,7 +195,7 @@ def _spaces(model: nn.Module, inputs: Any, not_sent: dict[str, str]) -> Spaces |
 
 def _twin(client: str, model: nn.Module, batches: Iterable[Any], reader: Reader) -> tuple[Twin, Iterable[Any]]:
     """The network on which statistics are gathered, and the batches. The first batch shows whether split modules
-    compute what they did before. Those that do not stay whole, and all of them if the network does not run with them."""
+    compute what they did before. Those that do not stay whole. All do if the network does not run with them."""
     try:
         twin = twin_of(model, always_copy=False)
     except InputError:  # it cannot be copied
