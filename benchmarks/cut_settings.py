@@ -120,7 +120,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, seed: int) -> nn.
 
 def uncut(upload: Upload) -> int:
     """The size of what cannot be cut of what is sent by default: weights, counts and class means."""
-    parts = ("classes", "counts", "means", "covariances/ranks")
+    parts = ("classes", "counts", "means", "covariances/ranks", "unit")
     kept = [t for key, t in upload.tensors().items() if key.startswith("weights/") or key.endswith(parts)]
     return sum(tensor.nbytes for tensor in kept)
 

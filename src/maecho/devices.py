@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from maecho.errors import InputError
 
 Device = str | torch.device
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def find(device: Device, dtype: torch.dtype = torch.float64) -> torch.device:
@@ -31,6 +35,30 @@ def of(model: nn.Module) -> torch.device:
 def double(tensor: Tensor) -> Tensor:
     """The tensor in float64. Apple's GPUs have none, so tensors from there go to the CPU."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def outside_inference(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that may be called in torch.inference_mode(): inside, tensors are plain and have gradients again."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return called
+
+
+def cast(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The model itself, moved to a device, with its real numbers in another dtype. Complex ones stay as they are."""
+    for module in model.to(device).modules():
+        for p in module.parameters(recurse=False):
+            p.data = p.data.to(dtype) if p.is_floating_point() else p.data
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                module.register_buffer(name, buffer.to(dtype), name not in module._non_persistent_buffers_set)
+    return model
 
 
 def float32_or_finer(tensors: Iterable[Tensor]) -> torch.dtype:

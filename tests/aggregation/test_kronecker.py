@@ -15,6 +15,7 @@ from maecho.linalg.sylvester import Sylvester
 from maecho.upload.client import make_upload
 from support.clients import ZOO, batches, clients, network, rng
 from support.tiny import with_statistics
+from support.units import scales
 
 EXACT: dict[str, Any] = {"tolerance": 1e-12, "ridge": 1e-2, "damping": 0.0}
 
@@ -127,14 +128,15 @@ def test_uploads_give_the_dense_solve() -> None:
     merged = maecho.aggregate(uploads, "kronecker", **EXACT)
     average = maecho.aggregate(uploads, "fedavg")
     for layer in uploads[0].layers:
+        D = scales(uploads, layer.name)
         expected = dense_solution(
-            [layer.matrix(u.weights) for u in uploads],
-            [u.statistics["gram"][layer.name].dense() for u in uploads],
+            [layer.matrix(u.weights) / D for u in uploads],
+            [D[:, None] * u.statistics["gram"][layer.name].dense() * D for u in uploads],
             [u.statistics["gradients"][layer.name].dense() / u.examples for u in uploads],
-            layer.matrix(average),
+            layer.matrix(average) / D,
             EXACT["ridge"],
         )
-        torch.testing.assert_close(layer.matrix(merged), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(layer.matrix(merged) / D, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
@@ -145,23 +147,25 @@ def test_damping_is_on_the_diagonals(damping: Any, weighting: Any) -> None:
     merged = maecho.aggregate(uploads, "kronecker", damping=damping, weighting=weighting, tolerance=1e-12, ridge=0.0)
     average = maecho.aggregate(uploads, "fedavg", weighting=weighting)
 
-    def damped(M: Tensor) -> Tensor:
-        shift = 1.0 if damping == "released" else damping * float(M.diagonal(dim1=-2, dim2=-1).mean())
+    def damped(M: Tensor, data: int) -> Tensor:
+        shift = 1.0 if damping == "released" else damping * float(M.diagonal(dim1=-2, dim2=-1)[..., :data].mean())
         return M + shift * torch.eye(M.shape[-1], dtype=M.dtype)
 
     for layer in uploads[0].layers:
+        D = scales(uploads, layer.name, weighting)
+        D = torch.ones_like(D) if damping == "released" else D
         count = [u.examples if weighting == "examples" else 1 for u in uploads]
         expected = dense_solution(
-            [layer.matrix(u.weights) for u in uploads],
-            [damped(u.statistics["gram"][layer.name].dense() / u.examples) for u in uploads],
+            [layer.matrix(u.weights) / D for u in uploads],
+            [damped(D[:, None] * u.statistics["gram"][layer.name].dense() * D / u.examples, -1) for u in uploads],
             [
-                damped(u.statistics["gradients"][layer.name].dense() / u.examples) * n
+                damped(B := u.statistics["gradients"][layer.name].dense() / u.examples, B.shape[-1]) * n
                 for u, n in zip(uploads, count, strict=True)
             ],
-            layer.matrix(average),
+            layer.matrix(average) / D,
             0.0,
         )
-        torch.testing.assert_close(layer.matrix(merged), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(layer.matrix(merged) / D, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_an_embedding_is_solved_token_by_token() -> None:

@@ -20,6 +20,7 @@ from maecho.linalg.spectra import Spectrum, projector
 from maecho.linalg.symmetric import Diagonal
 from maecho.upload.upload import Upload
 from support.clients import batches, clients, network, rng
+from support.units import scales
 
 
 def problem(
@@ -292,11 +293,12 @@ def start_of(uploads: list[Upload], **options: object) -> maecho.Merged:
 def test_a_start_is_the_client_or_noise_of_the_seed_as_large_as_the_average() -> None:
     uploads = clients(3, torch.float64)
     torch.testing.assert_close(start_of(uploads, start="client-1")["0.weight"], uploads[1].weights["0.weight"])
-    mean = average([uploads[0].layers[0].matrix(u.weights) for u in uploads])
+    D = scales(uploads, "0", "uniform")
+    mean = average([uploads[0].layers[0].matrix(u.weights) / D for u in uploads])
     for seed in (0, 1, 7):
         noise = torch.randn(mean.shape, generator=rng(seed), dtype=torch.float64)
         merged = start_of(uploads, start="random", seed=seed)
-        expected = noise * mean.square().mean().sqrt()
+        expected = noise * mean.square().mean().sqrt() * D
         torch.testing.assert_close(uploads[0].layers[0].matrix(merged), expected)
     with pytest.raises(ValueError, match="start must be average, random or the name of a client, got 'client-9'"):
         maecho.aggregate(uploads, "ma-echo", start="client-9")
@@ -328,7 +330,8 @@ def test_released_settings_depend_on_convolutions() -> None:
 def test_exact_projector_comes_from_the_gram() -> None:
     upload = clients(1, torch.float64, rank=None)[0]
     P = MAEcho(projector="exact", damping=0.1).spectrum(upload, "0").dense()[0]
-    G = upload.statistics["gram"]["0"].dense()[0]
+    D = scales([upload], "0").diag()
+    G = D @ upload.statistics["gram"]["0"].dense()[0] @ D
     z = 0.1 * G.trace() / len(G)
     torch.testing.assert_close(P, G @ torch.linalg.inv(G + z * torch.eye(len(G), dtype=torch.float64)))
 

@@ -103,8 +103,15 @@ def test_soft_grams_and_projectors_move_as_their_inputs_do() -> None:
     for layer, following in (("0", "2"), ("2", "4")):
         W = before.weights[f"{layer}.weight"] @ left.T
         M = after.weights[f"{layer}.weight"] @ torch.linalg.pinv(W)
-        own = torch.cat([W, before.weights[f"{layer}.bias"][:, None]], 1)
-        theirs = torch.cat([reference.weights[f"{layer}.weight"], reference.weights[f"{layer}.bias"][:, None]], 1)
+        pairs = (
+            (W, reference.weights[f"{layer}.weight"]),
+            [u.weights[f"{layer}.bias"][:, None] for u in (before, reference)],
+        )
+        sizes = [torch.stack(pair).square().mean().sqrt() for pair in pairs]
+        own, theirs = (
+            torch.cat([part / size for part, size in zip(parts, sizes, strict=True)], 1)
+            for parts in zip(*pairs, strict=True)
+        )
         torch.testing.assert_close(M, alignment._match(torch.cdist(own, theirs)))
         assert float((M.max(1).values - 1).abs().max()) > 0.02, "the map must mix neurons"
         torch.testing.assert_close(M.sum(1), torch.ones(len(M), dtype=torch.float64), rtol=1e-4, atol=1e-4)
@@ -327,9 +334,63 @@ def test_entries_are_averaged_over_those_who_have_them() -> None:
         two.get_parameter("fc1.weight").copy_(torch.tensor([[0, 0, 9.0, 0], [0, 0, 0, 9]]))
     x = torch.randn(8, 4, generator=rng())
     uploads = [maecho.make_upload(m, [x], f"c{i}") for i, m in enumerate((one, two))]
-    merged = maecho.aggregate(uploads, "pfnm", model=one, sigma=0.1, sigma0=1.0)
+    merged = maecho.aggregate(uploads, "pfnm", model=one, sigma=0.1, sigma0=1.0, estimate="mean")
     assert merged.widths == {"fc1": 4}
     torch.testing.assert_close(load(mlp((4, 2, 3)), merged)(x), one(x) + two(x))
+    probable = maecho.aggregate(uploads, "pfnm", model=one, sigma=0.1, sigma0=1.0)
+    for key, tensor in merged.items():  # every neuron is of one client
+        torch.testing.assert_close(probable[key], tensor if key == "fc2.bias" else tensor / (1 + 0.1**2))
+
+
+@pytest.mark.parametrize("growth", [1.0, 2.0])
+def test_the_weights_of_a_global_neuron_are_the_most_probable_ones(growth: float) -> None:
+    """The gradient of −log p(θ) − Σ log p(v | θ) is 0 at the weights, for the neurons as they are assigned."""
+    models = [mlp((12, 9, 7, 5), bias=True) for _ in range(3)]
+    uploads = [maecho.make_upload(m, batches(i), f"c{i}") for i, m in enumerate(models)]
+    options = {"sigma": 0.3, "sigma0": 0.7, "growth": growth, "gamma": 1e-9}
+    if growth == 1.0:  # every neuron has its match: all counts are 3
+        merged = maecho.aggregate(uploads, PFNM(**options))
+        means = maecho.aggregate(uploads, PFNM(**options, estimate="mean"))
+        for key, theta in merged.items():
+            if key == "fc3.bias":
+                torch.testing.assert_close(theta, means[key])
+                continue
+            theta = theta.double().requires_grad_()
+            # Σ ‖v − θ‖² has the gradient of 3 ‖mean − θ‖².
+            loss = theta.square().sum() / (2 * 0.7**2) + 3 * (means[key].double() - theta).square().sum() / (2 * 0.3**2)
+            (gradient,) = torch.autograd.grad(loss, theta)
+            torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-4, rtol=0)
+    else:
+        assert PFNM().estimate == "map"
+        assert FedMA().estimate == "mean"
+        with pytest.raises(InputError, match="estimate must be one of mean, map, got 'median'"):
+            PFNM(estimate="median")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["pfnm", "fedma"])
+@pytest.mark.parametrize("clients", [2, 3, 5])
+def test_clients_of_one_model_do_not_grow(method: str, clients: int) -> None:
+    """Also with neurons that are 0, equal to each other, or much smaller than the rest."""
+    model = mlp((12, 9, 7, 5), bias=True)
+    with torch.no_grad():
+        model.get_parameter("fc1.weight")[0] = 0
+        model.get_parameter("fc1.bias")[0] = 0
+        model.get_parameter("fc1.weight")[1] *= 1e-4
+        model.get_parameter("fc1.bias")[1] *= 1e-4
+        model.get_parameter("fc1.weight")[2] = model.get_parameter("fc1.weight")[3]
+        model.get_parameter("fc1.bias")[2] = model.get_parameter("fc1.bias")[3]
+    uploads = [maecho.make_upload(model, batches(i), f"c{i}") for i in range(clients)]
+    merged = maecho.aggregate(uploads, method, growth=2.0, gamma=50.0, estimate="mean")
+    assert merged.widths == {"fc1": 9, "fc2": 7}
+    for key, tensor in model.state_dict().items():
+        torch.testing.assert_close(merged[key], tensor)
+
+
+def test_a_single_client_is_not_pulled_to_zero() -> None:
+    model = mlp((12, 9, 7, 5), bias=True)
+    merged = maecho.aggregate([maecho.make_upload(model, batches(), "a")], "pfnm")
+    for key, tensor in model.state_dict().items():
+        torch.testing.assert_close(merged[key], tensor)
 
 
 @pytest.mark.parametrize("method", ["ot", "ma-echo+ot", "pfnm", "fedma"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -115,10 +116,14 @@ def test_an_embedding_is_fitted_token_by_token() -> None:
 def test_the_ridge_head_is_that_of_scikit_learn() -> None:
     data = of_classes()
     got = solved(Regression(0.01, "ridge"), BIASED, data["sums"], randn(1, 4, 6), is_head=True)[0]
-    alpha = 0.01 * float(data["sums"].gram[0].trace())
+    # The data and the constant of the bias have a ridge each. For scikit-learn the constant gets another size instead.
+    squares = data["sums"].gram[0].diagonal()
+    alpha, of_bias = 0.01 * 5**2 / 6 * float(squares[:-1].mean()), 0.01 / 6 * float(squares[-1])
+    size = torch.ones(6, dtype=torch.float64)
+    size[-1] = math.sqrt(alpha / of_bias)
     target = nn.functional.one_hot(data["y"], 4).numpy()
-    model = Ridge(alpha, fit_intercept=False).fit(data["H"].numpy(), target)
-    expected = torch.from_numpy(model.coef_)
+    model = Ridge(alpha, fit_intercept=False).fit((data["H"] * size).numpy(), target)
+    expected = torch.from_numpy(model.coef_) * size
     torch.testing.assert_close(got / got.norm(), expected / expected.norm())
 
 

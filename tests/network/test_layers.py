@@ -110,21 +110,29 @@ def test_a_module_used_twice_counts_twice() -> None:
 
 
 def test_what_has_no_matrix_is_named_and_an_unknown_layer_warned_of() -> None:
+    class Powers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.abs() ** self.weight
+
     class Custom(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
             self.token = nn.Parameter(torch.ones(4))
-            self.bilinear = nn.Bilinear(4, 4, 3)
+            self.powers = Powers()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.norm(self.linear(x)) + self.token
-            return self.bilinear(h, h)
+            return self.powers(h)
 
-    with pytest.warns(UserWarning, match=r"since maecho cannot read them as matrices: bilinear \(Bilinear\)$"):
+    with pytest.warns(UserWarning, match=r"since maecho cannot read them as matrices: powers \(Powers\)$"):
         upload = maecho.make_upload(Custom(), [torch.randn(8, 4, generator=rng())], "a")
     merged = maecho.aggregate([upload], "regmean")
-    assert set(merged.averaged) == {"norm.weight", "norm.bias", "token", "bilinear.weight", "bilinear.bias"}
+    assert set(merged.averaged) == {"norm.weight", "norm.bias", "token", "powers.weight"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         maecho.make_upload(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), [torch.randn(8, 4)], "a")

@@ -134,3 +134,15 @@ def test_verifying_leaves_every_module_in_its_own_mode() -> None:
     x = torch.randn(3, 4)
     verify(model, derive(model, x), x)
     assert [module.training for module in model] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_a_space_is_tried_at_outputs_of_any_size(scale: float) -> None:
+    """Squares of these outputs overflow float32, or are 0."""
+    model, x = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)), torch.eye(4)
+    right = Space("right", 6, (Place("0.weight", 0), Place("2.weight", 1)))
+    wrong = Space("wrong", 6, (Place("0.weight", 0),))
+    found, reasons = holding(model, [right], scale * x)
+    assert found == (right,)
+    assert holding(model, [wrong], scale * x)[0] == ()
+    assert not reasons

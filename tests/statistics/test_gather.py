@@ -39,10 +39,12 @@ def test_ten_million_rows_lose_no_precision() -> None:
     x = torch.full((size, 1), 0.1)
     upload = make_upload(model, (x for _ in range(count)), "a", statistics=["gram"], rank=None)
     exact = float(x[0, 0].double())
-    s, U = upload.statistics["gram"]["0"].values[0], upload.statistics["gram"]["0"].basis[0].double()  # type: ignore[index]
-    G = (U * s) @ U.T
+    found = upload.statistics["gram"]["0"]
+    G = found.dense()[0].double()
     assert upload.examples == size * count == 20_000_000
-    assert float(s.sum()) == pytest.approx(size * count * (1 + exact**2), rel=1e-12)
+    assert float(found.unit) == pytest.approx(exact, rel=1e-12)  # in this unit the constant is as large as the input
+    assert float(found.values.sum()) == pytest.approx(2 * size * count * exact**2, rel=1e-11)
+    assert float(G[1, 1]) == pytest.approx(size * count, rel=1e-6)
     assert float(G[0, 1] / G[1, 1]) == pytest.approx(exact, rel=1e-6)
 
 

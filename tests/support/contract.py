@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import maecho
-from maecho.aggregation import AFL, DENSE, OT, EchoChain, FedAvg, Fisher, Kronecker, MAEcho, MAEchoOT, RegMean
+from maecho.aggregation import AFL, DENSE, OT, PFNM, EchoChain, FedAvg, Fisher, Kronecker, MAEcho, MAEchoOT, RegMean
 from maecho.statistics import STATISTICS
 from maecho.upload.client import make_upload
 from support.clients import network
@@ -29,6 +29,7 @@ EVERY = {
     "regmean shrunk": RegMean(shrink=0.9, ridge=0),
     "fisher uniform": Fisher(weighting="uniform", ridge=0),
     "kronecker uniform": Kronecker(weighting="uniform", damping=1e-3, ridge=1e-3),
+    "pfnm mean": PFNM(estimate="mean"),
     "afl": AFL(backbone="average"),  # these clients share no backbone; those that do are in test_afl.py
     "dense": DENSE(**QUICK["dense"], model=network()),
     "ot activations": OT(metric="activations", probes=200, model=network()),
@@ -81,7 +82,7 @@ def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1
 
 
 def skip_pfnm(name: str, why: str = "pfnm is for fully connected networks alone") -> None:
-    if name == "pfnm":
+    if name == "pfnm" or (name == "pfnm mean" and "fully" in why):
         pytest.skip(why)
 
 

@@ -107,6 +107,7 @@ def said_shape(about: dict[str, Any], shape: list[int]) -> dict[str, Any]:
     return {"statistics": {**about["statistics"], "moments": {"": {"shape": shape}}}}
 
 
+TURNED = {"transposed": True, "convolution": True}
 SAID: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], tuple[str, ...]]] = {
     "examples are true": (lambda a: {"examples": True}, ("bool",)),
     "examples are real": (lambda a: {"examples": 30.0}, ("float",)),
@@ -137,6 +138,14 @@ SAID: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], tuple[str, ...
     "transposed in groups": (
         lambda a: {"layers": [{**a["layers"][0], "groups": 2, "transposed": True}, a["layers"][1]]},
         ("1 group", "got 2 and 2"),
+    ),
+    "transposed, of a convolution, in groups": (
+        lambda a: {"layers": [{**a["layers"][0], **TURNED, "groups": 2}, a["layers"][1]]},
+        ("groups that divide its 5 inputs", "got 2"),
+    ),
+    "transposed, of a convolution, with another bias": (
+        lambda a: {"layers": [{**a["layers"][0], **TURNED, "groups": 5}, a["layers"][1]]},
+        ("'0.bias' must have one entry for each of the 20 outputs", "(5,)"),
     ),
     "layers of text": (lambda a: {"layers": ["0", "2"]}, ("layers",)),
     "a layer of a long name": (

@@ -74,6 +74,8 @@ def test_a_sparse_file_is_judged_before_memory_is_given_to_it(tmp_path: Path) ->
 
 
 SENTENCES = (
+    "must be given with one unit for each of its",
+    "must be given by eigenvectors [groups, inputs, rank] to its eigenvalues",
     "must be of at most 4294967296 bytes, got",
     "got a sparse file",
     "bytes of tensors, where its header lists",

@@ -86,7 +86,8 @@ def uncut(upload: Upload) -> int:
     gaussians = (upload.statistics["moments"], *upload.statistics["features"].values())
     cut = {"gram", "projector", "gradients", "moments", "features"}
     bare = replace(upload, statistics={n: v for n, v in upload.statistics.items() if n not in cut})
-    return total(bare) + sum(m.means.numel() * 4 + 3 * 8 * len(m.classes) for m in gaussians)
+    units = sum(tensor.nbytes for key, tensor in upload.tensors().items() if key.endswith("/unit"))
+    return total(bare) + units + sum(m.means.numel() * 4 + 3 * 8 * len(m.classes) for m in gaussians)
 
 
 def test_bytes_are_those_of_the_tensors() -> None:

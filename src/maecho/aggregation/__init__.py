@@ -100,6 +100,7 @@ def gathered_for(method: Method) -> frozenset[str]:
     return method.needs | getattr(method, "uses", frozenset())
 
 
+@devices.outside_inference
 def aggregate(
     uploads: Iterable[Source],
     method: str | Method = "ma-echo",

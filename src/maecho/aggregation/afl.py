@@ -34,8 +34,9 @@ class AFL:
     """A new head for a backbone that all clients share.
 
     Args:
-        ridge: γ, as a share of the mean eigenvalue of Σ XᵀX. The default is well above the rounding of float32 uploads.
-            0 is least squares (the solution of smallest norm, if there are several).
+        ridge: γ, as a share of the mean eigenvalue of Σ XᵀX along the data. For the constant input of a bias it is that
+            share of its own entry. The default is well above the rounding of float32 uploads. 0 is least squares (the
+            solution of smallest norm, if there are several).
         backbone: "shared" refuses clients whose weights before the head differ. "average" averages these weights. Then
             the head is fitted to features of the clients' own weights, but gets those of the averaged weights.
     """
@@ -73,9 +74,9 @@ class AFL:
             if self.backbone == "shared":
                 _check_shared(mean.first, upload)
             assert upload.head is not None  # an upload with targets has one
-            G = upload.statistics["gram"][upload.head].held()
-            add_into(grams, upload.head, G.total())
-            targets = targets + G.map(torch.ones_like).after(upload.statistics["targets"].double().unsqueeze(0))
+            G = upload.statistics["gram"][upload.head]
+            add_into(grams, upload.head, G.held().total())
+            targets = targets + G.onto(upload.statistics["targets"].double().unsqueeze(0))
         first, weights = mean.first, mean.weights()
         (name, gram), *_ = grams.items()
         if not gram.known:

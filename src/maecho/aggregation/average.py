@@ -50,13 +50,17 @@ class Mean:
         for name, tensor in upload.weights.items():
             if tensor.is_floating_point():
                 add_into(self._sums, name, tensor.double() * p)
+            elif tensor.is_complex():
+                add_into(self._sums, name, tensor.to(torch.complex128) * p)
             elif largest:
                 self._sums[name] = tensor
         if largest:
             self._largest = (upload.examples, upload.client)
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: t / self._total if t.is_floating_point() else t for name, t in self._sums.items()}
+        return {
+            name: t / self._total if t.is_floating_point() or t.is_complex() else t for name, t in self._sums.items()
+        }
 
 
 class ClassAwareHead:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import nn
 
 from maecho import devices
@@ -20,8 +21,10 @@ from maecho.aggregation.method import Guide
 from maecho.echo.fit import Head, Regression
 from maecho.echo.server import RelayServer
 from maecho.echo.simulated import Drawing
+from maecho.network.forward import call
 from maecho.network.packed.twin import copied
-from maecho.synthesis.pseudo import Noise
+from maecho.statistics import INPUTS
+from maecho.synthesis.pseudo import Noise, PseudoInputs
 from maecho.upload.cohort import Cohort
 from maecho.upload.merged import Merged
 from maecho.upload.skeleton import skeleton
@@ -93,10 +96,21 @@ class EchoChain:
         device = next(iter(first.weights.values())).device
         dtype = devices.float32_or_finer(first.weights.values())
         regression, drawing = self.parts()
-        server = RelayServer(
-            network.to(device, dtype), rounds=1, uploads=cohort, regression=regression, drawing=drawing
-        )
+        finer = devices.cast(copied(network), device, dtype)
+        network = finer if _runs(finer, first, device, dtype) else network.to(device)
+        server = RelayServer(network, rounds=1, uploads=cohort, regression=regression, drawing=drawing)
         merged = server.result()
         for name, tensor in first.state_dict().items():
             merged[name] = merged[name].to(tensor.dtype)
         return merged
+
+
+def _runs(network: nn.Module, first: Upload, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the network runs in this dtype. One that casts inside may only run in its own."""
+    x = next(iter(PseudoInputs(first.statistics[INPUTS], 1, 1, 0, dtype)))[0]
+    try:
+        with torch.no_grad():
+            call(network.eval(), x, device)
+    except RuntimeError:
+        return False
+    return True

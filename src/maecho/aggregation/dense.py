@@ -150,9 +150,9 @@ class DENSE:
             models[-1].load_state_dict(upload.tied(upload.weights))
         dtype = devices.float32_or_finer(first.weights.values())
         with global_seed(self.seed, device), torch.enable_grad():
-            student = self._student(network, first, mean).to(device, dtype)
+            student = devices.cast(self._student(network, first, mean), device, dtype)
             began = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-            teachers = Teachers([model.to(device, dtype) for model in models], self.ensemble)
+            teachers = Teachers([devices.cast(model, device, dtype) for model in models], self.ensemble)
             self._train(student, teachers, shape, output.to(device, dtype))
         ended = student.state_dict()
         merged = assemble(first, {name: ended[name].to(tensor.device) for name, tensor in first.weights.items()}, {})
@@ -168,9 +168,10 @@ class DENSE:
         optimizer = torch.optim.SGD(parameters, self.learning_rate, momentum=MOMENTUM)
         rng = torch.Generator().manual_seed(self.seed)
         pool = answers = torch.empty(0)
+        like = next((p for p in parameters if not p.is_complex()), parameters[0])
         for _ in track(range(self.epochs), "dense"):
             student.eval()
-            generator = Generator(shape, self.width, output, rng).to(parameters[0])
+            generator = Generator(shape, self.width, output, rng).to(like)
             x = self._synthesise(generator, student, teachers, rng)
             with torch.no_grad():
                 answer, _ = teachers(x)

@@ -25,10 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from maecho.aggregation.average import Mean
 from maecho.aggregation.method import Guide, assemble
+from maecho.aggregation.units import common_units
+from maecho.linalg.grams import in_terms_of, in_terms_of_one, in_unit, mean_of_data
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.sylvester import Sylvester
 from maecho.linalg.symmetric import Diagonal
@@ -43,8 +46,8 @@ class Kronecker:
     """RegMean with both factors of the Fisher information.
 
     Args:
-        damping: "released" adds 1 to the means over examples. A number gives a and b as a share of the mean eigenvalue
-            of A_i and of B_i.
+        damping: "released" adds 1 to the means over examples, so the result depends on the units of the data. A number
+            gives a and b as a share of the mean eigenvalue of A_i along the data and of B_i. Then it does not.
         ridge: an additional pull towards the average, as a share of the mean eigenvalue of the damped Σ A_i ⊗ B_i /
             n_i. It helps if inputs are so large that a damping of 1 has no effect.
         weighting: "examples" takes the Fisher information as a sum over the client's examples. "uniform" divides it by
@@ -83,6 +86,10 @@ class Kronecker:
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         mean = Mean(self.weighting)
+        # The released damping adds 1 to inputs in their own units, beside a constant that is 1.
+        units = common_units(uploads, self.weighting)
+        if self.damping == "released":
+            units = {name: None if unit is None else torch.ones_like(unit) for name, unit in units.items()}
         equations: dict[str, Sylvester] = {}
         for upload in uploads:
             mean.add(upload)
@@ -92,17 +99,19 @@ class Kronecker:
                 B = B.scaled(share)
                 equation = equations.setdefault(layer.name, Sylvester())
                 a, b = self._shift(A, upload.examples), self._shift(B, upload.examples * share)
-                equation.add(layer.matrix(upload.weights), A, B, a, b)
+                unit = units[layer.name]
+                equation.add(in_terms_of(layer.matrix(upload.weights), unit), in_unit(A, unit), B, a, b)
         first, weights = mean.first, mean.weights()
         merged: dict[str, Tensor] = {}
         short: list[str] = []
         for layer in track(first.layers, "kronecker"):
-            equation = equations.pop(layer.name)
-            found = equation.solve(layer.matrix(weights), self.ridge, self.tolerance, self.iterations)
+            equation, unit = equations.pop(layer.name), units[layer.name]
+            start = in_terms_of(layer.matrix(weights), unit)
+            found = equation.solve(start, self.ridge, self.tolerance, self.iterations)
             if found.residual > self.tolerance:
                 short.append(f"{found.residual:.2g} at {layer.name!r}")
             if found.known:
-                merged[layer.name] = found.matrix
+                merged[layer.name] = in_terms_of_one(found.matrix, unit)
         if short:
             warnings.warn(
                 f"kronecker: every layer must come to a residual of {self.tolerance:g}, got {', '.join(short)} after "
@@ -114,4 +123,4 @@ class Kronecker:
     def _shift(self, A: Spectrum | Diagonal, released: float) -> float | Tensor:
         if self.damping == "released":
             return released
-        return self.damping * A.trace[:, None, None] / A.width
+        return self.damping * mean_of_data(A)[:, None, None]

@@ -18,7 +18,9 @@ from torch import Tensor
 from maecho import devices
 from maecho.aggregation.average import ClassAwareHead, Mean
 from maecho.aggregation.method import Guide, assemble
+from maecho.aggregation.units import common_units
 from maecho.errors import InputError
+from maecho.linalg.grams import in_terms_of, in_terms_of_one, in_unit, mean_of_data
 from maecho.linalg.iteration import Coefficients, Iterates, iterates
 from maecho.linalg.limits import Limit, largest_step
 from maecho.linalg.spectra import Spectrum, projector
@@ -53,16 +55,18 @@ class MAEcho:
         steps: τ. By default 60, or 300 for a network with convolutions, as in the release.
         step_size: λ of the released form, η of the others. By default the released form takes 1.6, or 0.05 with
             convolutions, as the release does. The others take 0.5, since the paper gives no value.
-        normalise: Norm. It gives every row of a step of V_i the length 1, or λ in the released form. By default only
-            the released form does so, and only with convolutions, as the release does.
+        normalise: Norm. It gives every row of a step of V_i the length 1, or λ in the released form, whatever the unit
+            of the weights. By default only the released form does so, and only with convolutions, as the release does.
         mu: μ of the printed and anchored forms. With a larger μ, V_i stays closer to what W_i does on the client's
             data.
         alpha: the weights of the clients. "uniform" gives 1/N to each. "qp" solves Eq. (6), which prefers clients with
             small gradients.
         cap: C, the largest weight that the quadratic program may give.
         projector: "batch-mean" is the release's recursion, "exact" is G (G + zI)⁻¹. By default the released form takes
-            the recursion, the others the exact projector.
-        damping: z of the exact projector, as a share of the mean eigenvalue of G.
+            the recursion, the others the exact projector. The recursion depends on the units of the data, since its
+            damping is a fixed number (docs/ma-echo.md). The exact projector does not.
+        damping: z of the exact projector, as a share of the mean eigenvalue of G along the data. The constant input of
+            a bias is measured in the data's unit (linalg/units.py), so the result does not depend on units.
         solver: "iterate" takes the steps. "limit" computes where they end, and needs uniform alpha and no Norm.
         start: W⁰: "average", "random", or the name of a client.
         seed: the seed of the random start.
@@ -148,7 +152,8 @@ class MAEcho:
         method = self._for(first, "classes" in uploads.has)
         if method.alpha == "qp" and method.cap < 1 / len(uploads):
             raise InputError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
-        gathered = _Collected(method, first)
+        exact = method._projector == "exact"
+        gathered = _Collected(method, first, common_units(uploads, "uniform") if exact else {})
         for upload in uploads:
             gathered.add(upload)
         start = gathered.start()
@@ -209,14 +214,15 @@ class MAEcho:
 
         return torch.from_numpy(capped_simplex(gram.double().cpu().numpy(), self.cap))
 
-    def spectrum(self, upload: Upload, layer: str) -> Spectrum | Diagonal:
-        """The projector P of one client and layer."""
+    def spectrum(self, upload: Upload, layer: str, unit: Tensor | None = None) -> Spectrum | Diagonal:
+        """The projector P of one client and layer, for inputs (x, c) with c = `unit`, by default the client's own."""
         G: Spectrum | Diagonal
         if self._projector == "batch-mean":
             P: Spectrum | Diagonal = upload.statistics["projector"][layer]
             return P
         G = upload.statistics["gram"][layer]
-        z = self.damping * float(G.trace.mean()) / G.width
+        z = self.damping * float(mean_of_data(G).mean())
+        G = in_unit(G, unit)
         return projector(G, z) if z else G
 
 
@@ -224,8 +230,8 @@ class _Collected:
     """Keeps what the method needs of the uploads. For layers these are all matrices if it iterates, and sums if it
     takes the limit. For all other weights they are averages."""
 
-    def __init__(self, method: MAEcho, first: Upload):
-        self._method, self._first = method, first
+    def __init__(self, method: MAEcho, first: Upload, units: Mapping[str, Tensor | None]):
+        self._method, self._first, self._units = method, first, units
         self._mean, self._uniform = Mean("examples"), Mean("uniform")
         self._head = ClassAwareHead("uniform") if method.head == "class-aware" else None
         self._layers: list[Layer] = [x for x in first.layers if not (self._head and x.name == first.head)]
@@ -243,7 +249,8 @@ class _Collected:
         if upload.client == self._method.start:
             self._start = dict(upload.weights)
         for layer in self._layers:
-            W, P = layer.matrix(upload.weights), self._method.spectrum(upload, layer.name)
+            P = self._method.spectrum(upload, layer.name, self._units.get(layer.name))
+            W = self._matrix(layer, upload.weights)
             if P.known:
                 self._silent.discard(layer.name)
             if self._method.solver == "limit":
@@ -260,17 +267,22 @@ class _Collected:
             generator = torch.Generator().manual_seed(self._method.seed)
             found = {}
             for layer in self._layers:
-                W = layer.matrix(average)
+                W = self._matrix(layer, average)
                 noise = torch.randn(W.shape, generator=generator, dtype=torch.float64).to(W)
                 found[layer.name] = noise * W.square().mean().sqrt()
             return found
         if which != "average" and self._start is None:
             raise InputError(f"start must be average, random or the name of a client, got {which!r}")
         weights = average if which == "average" or self._start is None else self._start
-        return {layer.name: layer.matrix(weights).double() for layer in self._layers}
+        return {layer.name: self._matrix(layer, weights).double() for layer in self._layers}
+
+    def _matrix(self, layer: Layer, weights: Mapping[str, Tensor]) -> Tensor:
+        """[W b/c]: the matrix for inputs (x, c)."""
+        return in_terms_of(layer.matrix(weights), self._units.get(layer.name))
 
     def result(self, found: Mapping[str, Tensor]) -> Merged:
-        plain, matrices = self._mean.weights(), dict(found)
+        plain = self._mean.weights()
+        matrices = {name: in_terms_of_one(matrix, self._units.get(name)) for name, matrix in found.items()}
         if self._head and self._first.head:
             layer = next(layer for layer in self._first.layers if layer.name == self._first.head)
             matrices[layer.name] = self._head.matrix(layer.matrix(self._uniform.weights()))

@@ -11,13 +11,22 @@ with J clients. To make v the k-th new global neuron gains the same with S = 0 a
 as the last term. The Hungarian algorithm finds the best assignment. Clients take turns until nothing changes. Layers
 are matched in order of execution, and may grow. For fully connected networks this is PFNM. With convolutions it is
 FedMA (Wang et al., ICLR 2020) in its one-shot form.
+
+Under this model small neurons may be likelier new than matched, even to their equals, and clients of one model would
+grow. So a neuron that equals a global one is that one. PFNM then takes the most probable θ of every global neuron,
+
+    Σ v/σ² / (1/σ0² + m/σ²),
+
+for the incoming weights, the bias and the outgoing weights of its m neurons v; FedMA takes their mean. The first pulls
+neurons that few clients have to 0, and all others a little. So it gives the common model of equal clients back only up
+to that factor, m / (m + σ²/σ0²) for each layer. Of a single client there is nothing to pool, and it is given back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,6 +43,8 @@ from maecho.upload.upload import Upload
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+EQUAL = 1e-6
+"""Neurons that differ by no more than this share of their norm are equal."""
 SWEEPS = 10
 """The most turns that a client gets. Assignments mostly settle after two or three."""
 
@@ -86,7 +97,15 @@ def _gains(
     there = b**2 * joint / (a + (counts + 1) * b) - b**2 * (sums**2).sum(1) / (a + counts * b)
     there = there + 2 * np.log(counts / np.maximum(J - counts, 1e-10))
     fresh = b**2 * square / (a + b) + 2 * np.log(gamma / J) - 2 * np.log(np.arange(1, new + 1))
-    return np.hstack([there, np.broadcast_to(fresh, (len(own), new))])
+    gains = np.hstack([there, np.broadcast_to(fresh, (len(own), new))])
+    equal = np.zeros(gains.shape, dtype=bool)
+    # The difference itself is computed where the norms leave the question open, since squares of differences cancel.
+    means = sums / np.maximum(counts, 1)[:, None]
+    near = np.isclose(square, (means**2).sum(1), rtol=3 * EQUAL, atol=0)
+    for row in np.flatnonzero(near.any(1)):
+        gaps = np.linalg.norm(means[near[row]] - own[row], axis=1)
+        equal[row, np.flatnonzero(near[row])] = gaps <= EQUAL * np.sqrt(square[row])
+    return np.where(equal, len(own) * (1 + np.ptp(gains)) + gains, gains) if equal.any() else gains
 
 
 @dataclass(frozen=True)
@@ -100,6 +119,8 @@ class FedMA(Alignment):
         sigma: σ, the spread of the clients' neurons around them.
         gamma: γ. A larger value gives the global layers more neurons.
         growth: the largest width of a global layer, as a multiple of the clients' width. 1 keeps the architecture.
+        estimate: the weights of a global neuron: the "mean" of the neurons that were assigned to it, or its "map"
+            estimate, the most probable weights under the priors, as in the paper of PFNM.
     """
 
     guide: ClassVar[Guide] = Guide(
@@ -116,6 +137,7 @@ class FedMA(Alignment):
     sigma: float = 1.0
     gamma: float = 7.0
     growth: float = 1.0
+    estimate: Literal["mean", "map"] = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,6 +145,7 @@ class FedMA(Alignment):
         for name in ("sigma0", "sigma", "gamma"):
             number(name, getattr(self, name), POSITIVE, 0)
         number("growth", self.growth, "at least 1 and finite", 1)
+        one_of("estimate", self.estimate, ("mean", "map"))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -150,7 +173,8 @@ class FedMA(Alignment):
                     mask = M.sum(1).repeat_interleave(place.block).reshape(shape)
                     own[place.tensor] = carry(own[place.tensor], place, M)
                     there[place.tensor] = there[place.tensor] * mask
-        return self._average(given, weights, present, widths)
+        matched = {place.tensor for space in spaces for place in space.places}
+        return self._average(given, weights, present, widths, matched)
 
     def _assign(
         self,
@@ -159,11 +183,9 @@ class FedMA(Alignment):
         space: Space,
         open_axes: set[tuple[str, int]],
     ) -> list[np.ndarray]:
-        rows = [
-            rows_of(u.layers, own, space, open_axes).double().cpu().numpy()
-            for u, own in zip(uploads, weights, strict=True)
-        ]
-        # Divided by the spread of the neurons, so that the priors have the same meaning in every layer.
+        rows = [own.cpu().numpy() for own in rows_of(uploads[0].layers, weights, space, open_axes)]
+        # Divided by the spread of the neurons, so that the priors have the same meaning in every layer. (It is 1, unless
+        # all weights or all biases are 0.)
         scale = float(np.sqrt(np.mean([np.mean(r**2) for r in rows]))) or 1.0
         most = max(space.size, int(self.growth * space.size))
         return assign([r / scale for r in rows], self.sigma0, self.sigma, self.gamma, most)
@@ -174,9 +196,12 @@ class FedMA(Alignment):
         weights: Sequence[dict[str, Tensor]],
         present: Sequence[dict[str, Tensor]],
         widths: dict[str, int],
+        matched: set[str],
     ) -> Merged:
-        """Average every entry over the clients that have it."""
+        """Estimate every entry from the clients that have it."""
         largest = uploads[0].weights
+        of_neurons = matched & {part for layer in uploads[0].layers for part in (layer.weight, layer.bias)}
+        prior = (self.sigma / self.sigma0) ** 2 if self.estimate == "map" and len(uploads) > 1 else 0.0
         out = {}
         for name, like in largest.items():
             if not like.is_floating_point():
@@ -186,7 +211,7 @@ class FedMA(Alignment):
             count = sum(there[name] for there in present)
             assert isinstance(total, Tensor)
             assert isinstance(count, Tensor)
-            out[name] = (total / count.clamp(min=1)).to(like.dtype)
+            out[name] = (total / (count.clamp(min=1) + (prior if name in of_neurons else 0))).to(like.dtype)
         merged = Merged(uploads[0].model_state(out), averaged=uploads[0].model_names(largest))
         merged.widths = widths
         return merged
@@ -198,8 +223,8 @@ class PFNM(FedMA):
 
     guide: ClassVar[Guide] = Guide(
         does=(
-            "assigns the neurons of all clients to common neurons, as many as the data ask for, then averages; "
-            "the network may grow"
+            "assigns the neurons of all clients to common neurons, as many as the data ask for, then takes the most "
+            "probable weights; the network may grow"
         ),
         uploads="neuron spaces (found by tracing)",
         different="yes, by growing",
@@ -210,6 +235,7 @@ class PFNM(FedMA):
     )
 
     growth: float = 2.0
+    estimate: Literal["mean", "map"] = "map"
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         first = uploads[0]

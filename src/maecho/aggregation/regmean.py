@@ -27,8 +27,9 @@ class RegMean:
     """Least squares on all clients' inputs, layer by layer.
 
     Args:
-        ridge: the pull towards the average, as a share of the mean eigenvalue of Σ G_i. With 0, the average is taken
-            only where no client has inputs.
+        ridge: the pull towards the average, as a share of the mean eigenvalue of Σ G_i along the data. For the constant
+            input of a bias it is that share of its own entry, so the result does not depend on units. With 0, the
+            average is taken only where no client has inputs.
         shrink: the factor for off-diagonal entries of the Grams, in [0, 1].
     """
 

@@ -78,7 +78,7 @@ class Responses:
     ):
         tensors = list(reference.weights.values())
         dtype = devices.float32_or_finer(tensors)
-        theirs = twin_of(model).network.to(tensors[0].device, dtype)
+        theirs = devices.cast(twin_of(model).network, tensors[0].device, dtype)
         theirs.load_state_dict(reference.tied(reference.weights))
         self._pair = _OwnAndReference(copy.deepcopy(theirs), theirs, spaces)
         self._spaces, self._inputs = spaces, common_inputs(uploads, probes, seed, dtype)

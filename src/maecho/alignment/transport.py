@@ -5,6 +5,7 @@ optimal transport between their incoming weights (Singh and Jaggi, NeurIPS 2020)
 
     min_T  Σ_ab T_ab ‖w_a − w'_b‖    s.t. T 1 = 1/n, Tᵀ 1 = 1/n, T ≥ 0
 
+The weights of a layer and its biases are each divided by their root mean square first, since they have other units.
 Before that, the maps of earlier layers are applied to the layer's inputs. Exact transport of uniform masses is a
 permutation; entropic transport is a soft one. Weights, biases and statistics all move together: x becomes M x, so the
 W that reads x becomes W Mᵀ, and P becomes M P Mᵀ. The last layer keeps its order, since its rows are classes. Neurons
@@ -47,7 +48,7 @@ class Alignment:
         reference: the client whose order all others take: "largest" (most examples), or a client's name.
         metric: neurons are compared by their incoming "weights", or by their "activations": their outputs before the
             nonlinearity, on common inputs drawn from all uploads' moments. Activations need `model` and the moments.
-            Neither metric removes scales. Suppose a neuron a of a ReLU network has its incoming weights times c and its
+            Neither metric removes the scales of single neurons. Suppose a neuron a of a ReLU network has its incoming weights times c and its
             outgoing weights times 1/c. Then the network computes the same, but by activations a is |c − 1| ‖z_a‖ away
             from the neuron that it equals. The activations of later layers do not change, but their incoming weights
             do.
@@ -131,8 +132,8 @@ class Alignment:
         aligned = upload
         for k, space in enumerate(spaces):
             if distances is None:
-                rows = [rows_of(u.layers, u.weights, space, inner - settled) for u in (reference, aligned)]
-                cost = torch.cdist(rows[1].double(), rows[0].double())
+                rows = rows_of(upload.layers, [reference.weights, aligned.weights], space, inner - settled)
+                cost = torch.cdist(rows[1], rows[0])
             else:
                 cost = distances[k]
             aligned = moved(aligned, Move(space, self._match(cost)))
@@ -161,23 +162,40 @@ class Alignment:
 
 
 def rows_of(
-    network: Sequence[Layer], weights: Mapping[str, Tensor], space: Space, open_axes: set[tuple[str, int]]
-) -> Float[Tensor, "neurons features"]:
-    """The incoming weights of the neurons of a space, from all layers whose own inputs are in order already."""
+    network: Sequence[Layer], clients: Sequence[Mapping[str, Tensor]], space: Space, open_axes: set[tuple[str, int]]
+) -> list[Float[Tensor, "neurons features"]]:
+    """The incoming weights of each client's neurons of a space, from all layers whose own inputs are in order already.
+
+    The weights of a layer, and its biases, are divided by their root mean square over all clients, in float64. So
+    neither the units of a layer's inputs nor those of its outputs have a part in the comparison.
+    """
     layers = {layer.weight: layer for layer in network}
-    found: list[Tensor] = []
-    waiting: list[Tensor] = []
+    found: list[list[Tensor]] = []
+    waiting: list[list[Tensor]] = []
     for place in space.places:
         layer = layers.get(place.tensor)
         if layer is None or place.axis != layer.out_axis:
             continue
-        rows = layer.matrix(weights).flatten(0, 1)
-        (waiting if (place.tensor, 1 - place.axis) in open_axes else found).append(rows)
+        rows = [layer.matrix(weights).flatten(0, 1).double() for weights in clients]
+        width = rows[0].shape[1] - (layer.bias is not None)
+        for part in (slice(0, width), slice(width, None)):
+            block = _of_mean_square_one([one[:, part] for one in rows])
+            (waiting if (place.tensor, 1 - place.axis) in open_axes else found).append(block)
     if not (found or waiting):
         raise InputError(
             f"space {space.name!r} must hold the outputs of a layer, so that its neurons can be compared, got none"
         )
-    return torch.cat(found or waiting, 1)
+    return [torch.cat(blocks, 1) for blocks in zip(*(found or waiting), strict=True)]
+
+
+def _of_mean_square_one(blocks: list[Tensor]) -> list[Tensor]:
+    """The blocks of all clients, divided by one number. Blocks of zeros stay zeros."""
+    largest = max((float(block.abs().max()) for block in blocks if block.numel()), default=0.0)
+    if not largest > 0:
+        return blocks
+    blocks = [block / largest for block in blocks]  # squares of very small numbers would be 0
+    scale = torch.stack([block.square().mean() for block in blocks]).mean().sqrt()
+    return [block / scale for block in blocks]
 
 
 def moved(upload: Upload, move: Move) -> Upload:

@@ -51,6 +51,7 @@ class RelayClient:
             model returns, if the usual rules do not (docs/batches.md).
     """
 
+    @devices.outside_inference
     def __init__(
         self,
         model: nn.Module,
@@ -94,6 +95,7 @@ class RelayClient:
             raise InputError(f"{self.client}: what is spent must be counted with privacy, got a client without")
         return self._ledger.privacy.epsilon(self.released), self._ledger.privacy.delta
 
+    @devices.outside_inference
     def answer(self, question: Question | Mapping[str, Tensor]) -> Answer:
         """Compute the answer to a question, which may be given in its wire form."""
         try:
@@ -129,7 +131,7 @@ class RelayClient:
         answer = self._sums(stages[0] if stages else (), self.plan.head)
         of_units = {name for stage in stages for unit in stage for name in unit.parameters(self._own)}
         plain = {
-            name: own_memory(tensor.double() * answer.examples if tensor.is_floating_point() else tensor)
+            name: own_memory(_times(tensor, answer.examples))
             for name, tensor in self._own.state_dict().items()
             if name not in of_units and name not in self._aliases
         }
@@ -221,3 +223,10 @@ class RelayClient:
         if head not in units:
             raise InputError(f"{self.client}: the server's last layer is {head!r}, one that this network does not have")
         return units[head].layer.shape(self._own.state_dict())[1]
+
+
+def _times(tensor: Tensor, examples: Tensor) -> Tensor:
+    """A weight times the number of examples, or a counter. Of a complex weight, real and imaginary parts."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.double() * examples if tensor.is_floating_point() else tensor

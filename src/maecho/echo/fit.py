@@ -43,7 +43,8 @@ class Regression:
     """How units are fitted.
 
     Args:
-        ridge: ε = ridge · (inputs / examples) · tr Σ h hᵀ. A wide layer can overfit more, so its ε is larger.
+        ridge: ε = ridge · (inputs / examples) · tr Σ h hᵀ. A wide layer can overfit more, so its ε is larger. The
+            constant input of a bias counts by itself, as one input, so the result does not depend on units.
         head: how the last layer is fitted: by "regression" like the rest, by "ridge" to the labels, with scores as
             large as the clients' own, or by "lda" (linear discriminant analysis: one Gaussian for each class, one
             covariance for all).
@@ -104,7 +105,7 @@ class Regression:
 def gram_of(unit: Unit, sums: UnitSums) -> Total:
     """Σ h hᵀ in the form of a sum over clients. For one-hot rows it is diagonal, and only the diagonal [g, 1, d] was
     sent."""
-    return Diagonal(sums.gram.squeeze(-2)) if unit.layer.one_hot else Dense(sums.gram)
+    return Diagonal(sums.gram.squeeze(-2)) if unit.layer.one_hot else Dense(sums.gram, bias=unit.bias)
 
 
 def disagreement(unit: Unit, sums: UnitSums, average: Float[Tensor, "g o d"]) -> float:
@@ -167,15 +168,14 @@ def discriminant(
     """Linear discriminant analysis: the rows [w b] of log π_k + μ_kᵀ Σ⁻¹ h − ½ μ_kᵀ Σ⁻¹ μ_k.
 
     If the layer has no bias, this is the linear function of h that comes nearest to these scores on the clients' data.
-    A
-    class that no client has gets the lowest score of all.
+    A class that no client has gets the lowest score of all.
     """
     n = counts.sum().clamp(min=1)
     held = counts > 0.5  # if counts were masked, round-off keeps their total from being whole
     sums, G = (labels[:, :-1], gram[:-1, :-1]) if bias else (labels, gram)
     means = sums * held[:, None] / counts.clamp(min=1)[:, None]
     within = (G - (means.mT * counts) @ means) / n
-    W = Dense(within.unsqueeze(0)).plus_identity(ridge / n).divide(means.unsqueeze(0))[0]
+    W = Dense(within.unsqueeze(0)).plus_identity(ridge[..., : len(within)] / n).divide(means.unsqueeze(0))[0]
     b = torch.log(counts.clamp(min=0.5) / n) - 0.5 * (W * means).sum(-1)
     b = torch.where(held, b, b.min() - 1)
     if bias:

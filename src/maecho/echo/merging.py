@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from maecho import devices
@@ -50,6 +51,12 @@ class MergedNetwork:
             name: tensor / total.examples if tensor.is_floating_point() else tensor
             for name, tensor in opening.plain.items()
         }
+        for name, tensor in self.network.state_dict().items():
+            if tensor.is_complex() and name in plain:
+                if plain[name].shape != (*tensor.shape, 2):
+                    got = tuple(plain[name].shape)
+                    raise InputError(f"answers must hold both parts of the complex {name!r}, got the shape {got}")
+                plain[name] = torch.view_as_complex(plain[name].contiguous())
         known = self._parameters(stages) | plain.keys() | self._aliases.keys()
         for name in self.network.state_dict():
             if name not in known:

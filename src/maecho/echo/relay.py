@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.echo.client import RelayClient
 from maecho.echo.fit import Regression
 from maecho.echo.rounds import Rounds
@@ -22,6 +23,7 @@ from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
 
+@devices.outside_inference
 def relay(
     model: nn.Module,
     clients: Sequence[tuple[nn.Module, Iterable[Any]]],

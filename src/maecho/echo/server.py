@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.echo import rounds as schedule
 from maecho.echo.fit import Regression
 from maecho.echo.merging import MergedNetwork
@@ -68,6 +69,7 @@ class RelayServer:
         outputs: finds the scores in what the network returns for drawn inputs, if the usual rules do not.
     """
 
+    @devices.outside_inference
     def __init__(
         self,
         model: nn.Module,
@@ -123,6 +125,7 @@ class RelayServer:
         """The size of the largest answer at each stage. 0 for stages at drawn inputs."""
         return [] if self._state is None else [stage.bytes for stage in self._state.fitted]
 
+    @devices.outside_inference
     def broadcast(self) -> Question:
         """The question of the next round. Stages at drawn inputs that come before it are fitted first."""
         if not self.done:
@@ -131,6 +134,7 @@ class RelayServer:
             raise InputError(f"there must be a stage left to ask for, got {self._left()}")
         return self._question()
 
+    @devices.outside_inference
     def collect(self, answers: Iterable[Answer | Mapping[str, Tensor]]) -> None:
         """Add up the answers, each when it comes, and fit the stage that was asked for. After an error the stage is as
         it was before, and can be asked for again.
@@ -145,6 +149,7 @@ class RelayServer:
             raise InputError(f"there must be a stage left to fit, got answers for {self._left()}")
         self._fit(answers, REAL)
 
+    @devices.outside_inference
     def fit_drawn(self) -> None:
         """Fit all stages at drawn inputs that come before the next round."""
         while self._simulated is not None:
@@ -156,6 +161,7 @@ class RelayServer:
             clients = track(self._simulated, label, show=self._progress)
             self._fit((client.answer(question) for client in clients), DRAWN)
 
+    @devices.outside_inference
     def result(self) -> Merged:
         """The merged model. Stages at drawn inputs that are left are fitted first."""
         if self.done:
@@ -177,6 +183,7 @@ class RelayServer:
         )
         return merged
 
+    @devices.outside_inference
     def resume(self, path: str | Path) -> None:
         """Go on from the last finished stage of a server with the same model and options."""
         path = Path(path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.echo.client import RelayClient
 from maecho.echo.messages import Answer
 from maecho.network.batches.reading import Read, Reader, Reading
@@ -126,7 +127,9 @@ class SimulatedClients:
         return self._plan or next(iter(self)).plan
 
     def __iter__(self) -> Iterator[SimulatedClient]:
-        like = next((p for p in self._model.parameters()), torch.zeros(()))
+        # A network of several dtypes casts inside, so it takes float32.
+        dtypes = {p.dtype for p in self._model.parameters() if p.is_floating_point()} or {torch.float32}
+        dtype = dtypes.pop() if len(dtypes) == 1 else devices.float32_or_finer(self._model.parameters())
         everyone = sum(self._cohort.examples)
         for upload in self._cohort:
             self._model.load_state_dict(upload.state_dict())
@@ -135,7 +138,7 @@ class SimulatedClients:
                 round(self.drawing.draws * upload.examples / everyone),
                 self.drawing.chunk,
                 seed_for(self.drawing.seed, upload.client),
-                like.dtype,
+                dtype,
                 self.drawing.noise,
             )
             features = upload.statistics.get("features", {}) if self.drawing.features else {}

@@ -4,7 +4,8 @@ Q starts as I. Each mean input r updates it, and P follows at the end:
 
     k = Q r,    Q ← Q − c k kᵀ / (a + rᵀ k),    P = I − Q.
 
-With c = 1 on single samples this is recursive least squares, and P is the exact projector with z = a. The release uses
+The damping a is a fixed number beside squares of inputs, so P depends on the units of the data. With c = 1 on single
+samples this is recursive least squares, and P is the exact projector with z = a. The release uses
 c = ½, and r is the mean of a batch. The rank of P is at most the number of batches. So Q is kept as Q₀ − K diag(w) Kᵀ,
 and no matrix of size d by d is built until there are many columns.
 """

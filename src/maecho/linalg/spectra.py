@@ -1,14 +1,14 @@
 """Positive semidefinite matrices in factored form, A = U diag(s) Uᵀ + t (I − U Uᵀ).
 
 Gram matrices and projectors are kept, cut down, sent and multiplied as (U, s, t). Of directions that were cut off only
-the mean eigenvalue t is known. Every tensor has a leading axis of groups, so that one formula serves all layers. Its
-length is 1 for all but grouped convolutions.
+the mean eigenvalue t is known. The Gram matrix of a layer with a bias is D⁻¹ A D⁻¹, see units.py. Every tensor has a
+leading axis of groups, so that one formula serves all layers. Its length is 1 for all but grouped convolutions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from maecho.linalg.finite import is_finite
 from maecho.linalg.symmetric import TOLERANCE, Dense, Diagonal, eigenvalue_complaint
+from maecho.linalg.units import of_both_sides, times_last, unit_of_gram
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -28,12 +29,15 @@ AT_ONCE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """A = U diag(s) Uᵀ + t (I − U Uᵀ) for each group, with s descending."""
+    """A = U diag(s) Uᵀ + t (I − U Uᵀ) for each group, with s descending. With a unit it stands for D⁻¹ A D⁻¹."""
 
     values: Float[Tensor, "g r"]
     basis: Float[Tensor, "g d r"]
     rest: Float[Tensor, " g"] | None = None
     """t, the mean eigenvalue along all other directions. None: 0."""
+    unit: Float[Tensor, " g"] | None = None
+    """c: the last input is the constant that a bias reads, and A is measured in the unit in which it is c, so
+    D = diag(1, …, 1, c). None: all inputs have the same unit, and D = I."""
 
     @classmethod
     def of_dense(cls, A: Float[Tensor, "g d d"], rank: int | None = None) -> Spectrum:
@@ -56,6 +60,18 @@ class Spectrum:
         noise = A.shape[-1] * torch.finfo(torch.float64).eps * scale
         full = int((s > noise).sum(-1).max()) if s.numel() else 0
         return cls(s, U).cut(full if rank is None else min(rank, full))
+
+    @classmethod
+    def of_gram(cls, G: Float[Tensor, "g d d"], bias: bool) -> Spectrum:
+        """A Gram matrix of inputs x, or of (x, 1) for a layer with a bias. Then its unit is the one in which the
+        constant is as large as the data.
+
+        Raises ValueError as `of_dense` does.
+        """
+        if not (bias and is_finite(G)):
+            return cls.of_dense(G)
+        unit = unit_of_gram(G.double())
+        return replace(cls.of_dense(of_both_sides(G.double(), unit)), unit=unit)
 
     @classmethod
     def of_factor(cls, K: Float[Tensor, "g d t"], w: Float[Tensor, "g t"]) -> Spectrum:
@@ -82,7 +98,12 @@ class Spectrum:
 
     @property
     def bytes(self) -> int:
-        return self.values.nbytes + self.basis.nbytes + (0 if self.rest is None else self.rest.nbytes)
+        return sum(t.nbytes for t in (self.values, self.basis, self.rest, self.sent_unit) if t is not None)
+
+    @property
+    def sent_unit(self) -> Float[Tensor, " g"] | None:
+        """The unit. None if it is 1, which need not be said."""
+        return None if self.unit is None or bool((self.unit == 1).all()) else self.unit
 
     @property
     def bytes_of_direction(self) -> int:
@@ -95,6 +116,7 @@ class Spectrum:
 
     @property
     def trace(self) -> Float[Tensor, " g"]:
+        """The trace of A."""
         held = self.values.double().sum(-1)
         return held if self.rest is None else held + (self.width - self.rank) * self.rest.double()
 
@@ -120,11 +142,11 @@ class Spectrum:
             return self
         values = self.values[:, :rank].contiguous()
         rest = (self.trace - values.double().sum(-1)).clamp(min=0) / max(1, self.width - rank) if keep_rest else None
-        return Spectrum(values, self.basis[..., :rank].contiguous(), rest)
+        return replace(self, values=values, basis=self.basis[..., :rank].contiguous(), rest=rest)
 
     def held(self) -> Spectrum:
         """U diag(s) Uᵀ alone, without the rest."""
-        return self if self.rest is None else Spectrum(self.values, self.basis)
+        return self if self.rest is None else replace(self, rest=None)
 
     def completed(self) -> Spectrum:
         """The same matrix without a rest: every direction is held. That takes as much memory as a dense matrix."""
@@ -133,12 +155,13 @@ class Spectrum:
         Q, _ = torch.linalg.qr(self.basis.double(), mode="complete")
         others = Q[..., self.rank :].to(self.basis)
         values = torch.cat([self.values, self.rest.to(self.values).unsqueeze(-1).expand(-1, others.shape[-1])], -1)
-        return Spectrum(values, torch.cat([self.basis, others], -1))
+        return replace(self, values=values, basis=torch.cat([self.basis, others], -1), rest=None)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Spectrum:
         """The same directions with other eigenvalues: U diag(f(s)) Uᵀ + f(t) (I − U Uᵀ). f(0) must be 0, since without
         a rest the directions of eigenvalue 0 are not held."""
-        return Spectrum(function(self.values), self.basis, None if self.rest is None else function(self.rest))
+        rest = None if self.rest is None else function(self.rest)
+        return replace(self, values=function(self.values), rest=rest)
 
     def scaled(self, factor: float) -> Spectrum:
         """Every eigenvalue times a factor, at least 0."""
@@ -150,29 +173,39 @@ class Spectrum:
         Eigenvalues stay float64, since 1 − s must not round to 0. The basis is contiguous, as it is after reading from
         a file, so that products round in the same way.
         """
-        rest = None if self.rest is None else self.rest.to(device=device)
-        return Spectrum(self.values.to(device=device), self.basis.to(dtype=dtype, device=device).contiguous(), rest)
+        basis = self.basis.to(dtype=dtype, device=device).contiguous()
+        rest, unit = (None if t is None else t.to(device=device) for t in (self.rest, self.unit))
+        return Spectrum(self.values.to(device=device), basis, rest, unit)
 
     def permuted(self, order: Tensor) -> Spectrum:
         """The groups in another order."""
-        return Spectrum(self.values[order], self.basis[order], None if self.rest is None else self.rest[order])
+        rest, unit = (None if t is None else t[order] for t in (self.rest, self.unit))
+        return Spectrum(self.values[order], self.basis[order], rest, unit)
 
     def dense(self) -> Float[Tensor, "g d d"]:
         s, U = self._above_rest(self.basis.dtype), self.basis
         A = (U * s) @ U.mT
         if self.rest is not None:
             A.diagonal(dim1=-2, dim2=-1).add_(self.rest.to(A).unsqueeze(-1))
-        return A
+        return A if self.unit is None else of_both_sides(A, 1 / self.unit)
 
     def total(self) -> Dense:
         """The first term of a sum over clients: in float64, in new memory."""
-        return Dense(Spectrum(self.values.double(), self.basis.double(), self.rest).dense())
+        exact = replace(self, values=self.values.double(), basis=self.basis.double())
+        return Dense(exact.dense(), bias=self.unit is not None)
 
     def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
-        """M A, without building A."""
+        """M A, without building A. With a unit: M D⁻¹ A D⁻¹."""
+        if self.unit is not None:
+            return times_last(replace(self, unit=None).after(times_last(M, 1 / self.unit)), 1 / self.unit)
         s, U = self._above_rest(M.dtype), self.basis.to(M.dtype)
         found = ((M @ U) * s) @ U.mT
         return found if self.rest is None else found + self.rest.to(M.dtype)[:, None, None] * M
+
+    def onto(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        """B U Uᵀ, the rows of B along the held directions. With a unit: B D U Uᵀ D⁻¹."""
+        ones = self.held().map(torch.ones_like)
+        return ones.after(B if self.unit is None else times_last(B, self.unit**2))
 
     def _above_rest(self, dtype: torch.dtype) -> Float[Tensor, "g 1 r"]:
         """s − t, since A = U diag(s − t) Uᵀ + t I."""
@@ -191,6 +224,8 @@ class Spectrum:
             return f"given by at most {self.width} eigenvectors, one for each input, got {self.rank}"
         if self.rest is not None and self.rest.shape != values[:1]:
             return f"given with one rest for each of its {values[0]} group(s), got shape {tuple(self.rest.shape)}"
+        if self.unit is not None and self.unit.shape != values[:1]:
+            return f"given with one unit for each of its {values[0]} group(s), got shape {tuple(self.unit.shape)}"
         return None
 
     def complaint(self, largest: float = float("inf")) -> str | None:
@@ -199,8 +234,10 @@ class Spectrum:
         A few fixed vectors test whether the basis is orthonormal. That costs no more than one product. It looks at a
         few rows of the basis at a time.
         """
-        if not is_finite(self.basis):
+        if not is_finite(self.basis) or not (self.unit is None or is_finite(self.unit)):
             return "finite, got NaN or infinity"
+        if self.unit is not None and not bool((self.unit > 0).all()):
+            return f"given with units above 0, got {float(self.unit.min()):.3g}"
         wrong = eigenvalue_complaint(self.values, largest)
         if self.rest is not None:
             wrong = wrong or eigenvalue_complaint(self.rest, largest)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from maecho.linalg.finite import is_finite
+from maecho.linalg.units import of_both_sides, times_last, unit_of_gram
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -38,14 +39,18 @@ class Total(ABC):
 
     @property
     @abstractmethod
-    def mean_eigenvalue(self) -> Float[Tensor, "g 1 1"]:
-        """trace / d of each group. A ridge is a multiple of it."""
+    def mean_eigenvalue(self) -> Float[Tensor, "g 1 #d"]:
+        """trace / d of each group. A ridge is a multiple of it. The data and the constant input of a bias have one
+        each, since they are not measured in the same unit."""
 
-    def ridge(self, share: float, rows: float) -> Float[Tensor, "g 1 1"]:
+    def ridge(self, share: float, rows: float) -> Float[Tensor, "g 1 #d"]:
         """ε = share · (d / rows) · trace, if this matrix is the sum of x xᵀ over `rows` rows x. With more inputs d or
-        fewer rows, a larger share of the trace is added."""
-        d = self.width
-        return share * d / rows * d * self.mean_eigenvalue
+        fewer rows, a larger share of the trace is added. The constant input of a bias counts by itself, with d = 1."""
+        mean = self.mean_eigenvalue
+        widths = torch.full_like(mean[:1], self.width)
+        if mean.shape[-1] > 1:
+            widths[..., :-1], widths[..., -1] = self.width - 1, 1
+        return share / rows * widths**2 * mean
 
     @abstractmethod
     def add_(self, other: Self) -> Self:
@@ -65,7 +70,7 @@ class Total(ABC):
 
     @abstractmethod
     def plus_identity(self, amount: float | Tensor = 1.0) -> Self:
-        """A + amount · I, with one amount for all groups or a tensor [g, 1, 1]."""
+        """A + amount · I, with one amount for all groups, a tensor [g, 1, 1], or one for each input [g, 1, d]."""
 
     @abstractmethod
     def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
@@ -85,6 +90,8 @@ class Dense(Total):
     """All entries of a symmetric matrix, one matrix for each group."""
 
     matrix: Float[Tensor, "g d d"]
+    bias: bool = False
+    """Whether the last input is the constant 1 that a bias reads, whose unit is not that of the others."""
 
     @property
     def width(self) -> int:
@@ -95,22 +102,26 @@ class Dense(Total):
         return bool(self.matrix.any())
 
     @property
-    def mean_eigenvalue(self) -> Float[Tensor, "g 1 1"]:
-        return self.matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    def mean_eigenvalue(self) -> Float[Tensor, "g 1 #d"]:
+        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+        if not self.bias:
+            return diagonal.mean(-1, keepdim=True)
+        data = diagonal[..., :-1]
+        return torch.cat([data.mean(-1, keepdim=True).expand_as(data), diagonal[..., -1:]], -1)
 
     def add_(self, other: Dense) -> Dense:
         self.matrix.add_(other.matrix)
         return self
 
     def scaled(self, factor: float | Tensor) -> Dense:
-        return Dense(self.matrix * factor)
+        return replace(self, matrix=self.matrix * factor)
 
     def plus(self, other: Dense) -> Dense:
-        return Dense(self.matrix + other.matrix)
+        return replace(self, matrix=self.matrix + other.matrix)
 
     def plus_identity(self, amount: float | Tensor = 1.0) -> Dense:
         A = self.matrix
-        return Dense(A + amount * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
+        return replace(self, matrix=A + amount * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
 
     def after(self, M: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
         return M @ self.matrix
@@ -118,15 +129,22 @@ class Dense(Total):
     def shrunk(self, share: float) -> Dense:
         if share == 1:
             return self
-        return Dense(share * self.matrix + (1 - share) * torch.diag_embed(self.matrix.diagonal(dim1=-2, dim2=-1)))
+        diagonal = torch.diag_embed(self.matrix.diagonal(dim1=-2, dim2=-1))
+        return replace(self, matrix=share * self.matrix + (1 - share) * diagonal)
 
     def solve(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
         solved: Tensor = torch.linalg.solve(self.matrix, B, left=False)
         return solved
 
     def divide(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
-        """B A⁺: by Cholesky if A is clearly positive definite, by eigenvalues if not."""
+        """B A⁺: by Cholesky if A is clearly positive definite, by eigenvalues if not.
+
+        With a bias it is B D (D A D)⁺ D, see units.py. So what is small beside the rest does not depend on units.
+        """
         A = self.matrix
+        if self.bias:
+            unit = unit_of_gram(A)
+            return times_last(Dense(of_both_sides(A, unit)).divide(times_last(B, unit)), unit)
         factor, info = torch.linalg.cholesky_ex(A)
         if not info.any():
             pivots = factor.diagonal(dim1=-2, dim2=-1)
@@ -212,6 +230,10 @@ class Diagonal(Total):
     def dense(self) -> Float[Tensor, "g d d"]:
         return torch.diag_embed(self.values)
 
+    def onto(self, B: Float[Tensor, "g o d"]) -> Float[Tensor, "g o d"]:
+        """The same matrix, since every direction is held."""
+        return B
+
     def held(self) -> Diagonal:
         """The same matrix, since nothing of it can be cut."""
         return self
@@ -237,7 +259,7 @@ class Diagonal(Total):
 
 def _of_groups(amount: float | Tensor) -> float | Tensor:
     """Reshape [g, 1, 1] to [g, 1], which broadcasts with a diagonal."""
-    return amount.squeeze(-1) if isinstance(amount, Tensor) and amount.dim() else amount
+    return amount.squeeze(-2) if isinstance(amount, Tensor) and amount.dim() else amount
 
 
 def eigenvalues(A: Float[Tensor, "g d d"]) -> tuple[Float[Tensor, "g d"], Float[Tensor, "g d d"]]:

@@ -16,10 +16,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from maecho.network import kinds
 from maecho.network.plain import eagerly
 
 Before = Callable[[str, nn.Module, Tensor], Tensor | None]
-"""Takes a module's name, the module and its input. Returns another input to put in its place, or None."""
+"""Takes a module's name, the module and its input (see `kinds.entering`). Returns another input to put in the place of
+the module's first argument, or None."""
 After = Callable[[str, nn.Module, Tensor, Tensor], Tensor | None]
 """Takes the same and the output, after the module ran. Returns another output to put in its place, or None."""
 
@@ -91,10 +93,10 @@ def _entering(name: str, before: Before, watch: Watch) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         if watch.paused or kwargs is None:
             return None
-        x = before(name, module, _input(args, kwargs))
+        x = before(name, module, kinds.entering(module, args, kwargs))
         if x is None:
             return None
-        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, _keyword(kwargs): x})
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, kinds.keyword(kwargs): x})
 
     return hook
 
@@ -103,20 +105,9 @@ def _leaving(name: str, after: After, watch: Watch) -> Callable[..., Any]:
     def hook(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor | None = None
     ) -> Tensor | None:
-        return None if watch.paused or z is None else after(name, module, _input(args, kwargs), z)
+        return None if watch.paused or z is None else after(name, module, kinds.entering(module, args, kwargs), z)
 
     return hook
-
-
-def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The tensor that a layer multiplies. It is the layer's first argument."""
-    x: Tensor = args[0] if args else kwargs[_keyword(kwargs)]
-    return x
-
-
-def _keyword(kwargs: dict[str, Any]) -> str:
-    """The name of that argument. The layers of torch call it `input`."""
-    return "input" if "input" in kwargs else next(iter(kwargs))
 
 
 def remove_all(model: nn.Module) -> None:

@@ -34,7 +34,7 @@ class Layer:
     groups: int = 1
     """How many separate matrices the weight holds."""
     transposed: bool = False
-    """Whether the weight is stored [in, out] instead of [out, in, ...]."""
+    """Whether the weight is stored [in, out] instead of [out, in, ...]. Of a convolution: [in, out / groups, ...]."""
     one_hot: bool = False
     """Whether its inputs are tokens, so that its Gram matrix is a diagonal of counts."""
     convolution: bool = False
@@ -51,13 +51,18 @@ class Layer:
 
     @property
     def out_axis(self) -> int:
-        """The axis of the weight along which its neurons lie."""
-        return int(self.transposed)
+        """The axis of the weight along which its neurons lie. A transposed convolution with groups has no such axis
+        unless it is depthwise. Then each input channel has its own neuron, on the first axis."""
+        return int(self.transposed and self.groups == 1)
 
     def matrix(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "g o d"]:
         """[W b], one matrix for each group."""
         W = weights[self.weight]
-        W = W.T.unsqueeze(0) if self.transposed else W.reshape(self.groups, W.shape[0] // self.groups, -1)
+        if self.transposed:
+            inputs, out = W.shape[0] // self.groups, W.shape[1]
+            W = W.reshape(self.groups, inputs, out, -1).transpose(1, 2).reshape(self.groups, out, -1)
+        else:
+            W = W.reshape(self.groups, W.shape[0] // self.groups, -1)
         if self.bias is None:
             return W
         return torch.cat([W, weights[self.bias].reshape(self.groups, -1, 1)], dim=-1)
@@ -69,14 +74,17 @@ class Layer:
         if self.bias is not None:
             matrix, b = matrix[..., :-1], matrix[..., -1]
             out[self.bias] = b.reshape(like[self.bias].shape).to(like[self.bias].dtype)
-        out[self.weight] = (matrix[0].T if self.transposed else matrix).reshape(W.shape).to(W.dtype).contiguous()
+        if self.transposed:
+            inputs, neurons = W.shape[0] // self.groups, W.shape[1]
+            matrix = matrix.reshape(self.groups, neurons, inputs, -1).transpose(1, 2)
+        out[self.weight] = matrix.reshape(W.shape).to(W.dtype).contiguous()
         return out
 
     def shape(self, weights: Mapping[str, Tensor]) -> tuple[int, int, int]:
         """(groups, out, in) of `matrix`; the values of the weights are not read."""
         W, bias = weights[self.weight], self.bias is not None
         if self.transposed:
-            return 1, W.shape[1], W.shape[0] + bias
+            return self.groups, W.shape[1], W.shape[0] // self.groups * W[0, 0].numel() + bias
         return self.groups, W.shape[0] // self.groups, W[0].numel() + bias
 
     def complaint(self, shapes: Mapping[str, Sequence[int]]) -> str | None:
@@ -88,16 +96,17 @@ class Layer:
                 got = tuple(shapes[part])
                 return f"{part!r} must have at least {axes} axes to be read as a matrix, got {got}"
         shape = tuple(shapes[self.weight])
-        neurons = shape[self.out_axis]
-        if self.transposed and (len(shape) != 2 or self.groups != 1):
+        if self.transposed and not self.convolution and (len(shape) != 2 or self.groups != 1):
             return (
                 f"{self.weight!r} must have 2 axes and 1 group, since it is stored with its inputs first, got "
                 f"{len(shape)} and {self.groups}"
             )
         if self.one_hot and self.bias is not None:
             return f"layer {self.name!r} must have no bias beside inputs that are tokens, got {self.bias!r}"
-        if self.groups < 1 or neurons % self.groups:
-            return f"layer {self.name!r} must have groups that divide its {neurons} outputs, got {self.groups}"
+        if self.groups < 1 or shape[0] % self.groups:
+            first = "inputs" if self.transposed else "outputs"
+            return f"layer {self.name!r} must have groups that divide its {shape[0]} {first}, got {self.groups}"
+        neurons = self.groups * shape[1] if self.transposed else shape[0]
         if self.bias is not None and math.prod(shapes[self.bias]) != neurons:
             got = tuple(shapes[self.bias])
             return f"{self.bias!r} must have one entry for each of the {neurons} outputs of {self.name!r}, got {got}"

@@ -7,6 +7,7 @@ the root is used in its place; the rest is refused.
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 
 import torch
@@ -45,7 +46,9 @@ def plain(model: nn.Module, what: str = "the model") -> nn.Module:
                 f"{what} must be compiled or wrapped as a whole or not at all, got a {type(module).__name__}{where}; "
                 "give the network as it was before"
             )
-    return model
+    # What is made in torch.inference_mode() can take no gradients, and cannot be written to outside of it.
+    made_there = any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()])
+    return copy.deepcopy(model) if made_there and not torch.is_inference_mode_enabled() else model
 
 
 def eagerly() -> contextlib.AbstractContextManager[object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -135,8 +135,9 @@ class Move:
     def _carried(self, matrix: Spectrum, basis: Tensor) -> Spectrum:
         """The matrix with the mapped basis, which is orthonormal only if M is a permutation."""
         if self.order is not None:
-            return Spectrum(matrix.values, basis, matrix.rest)
-        return Spectrum.of_factor(basis.double(), matrix.values.double()).to(dtype=matrix.basis.dtype)
+            return replace(matrix, basis=basis)
+        mixed = Spectrum.of_factor(basis.double(), matrix.values.double()).to(dtype=matrix.basis.dtype)
+        return replace(mixed, unit=matrix.unit)
 
 
 def carry(tensor: Tensor, place: Place, M: Tensor) -> Tensor:
@@ -159,8 +160,9 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
             kind = kinds.find(module)
             if kind is not None and part == kind.weight:
                 kind.resize(module, tensor.shape)
-            if hasattr(module, "num_features"):
-                setattr(module, "num_features", len(tensor))  # noqa: B010 (mypy sees a tensor or a module here)
+            for attribute, size in (("num_features", len(tensor)), ("normalized_shape", tuple(tensor.shape))):
+                if hasattr(module, attribute):
+                    setattr(module, attribute, size)
     model.load_state_dict(dict(state))
     return model
 
@@ -232,7 +234,11 @@ def _cycle(size: int, rng: torch.Generator) -> Tensor:
 def _gap(after: Tensor, before: Tensor) -> float:
     if after.shape != before.shape:
         return math.inf
-    return float((after - before).norm() / before.norm().clamp(min=1e-12))
+    size = before.abs().max() if before.numel() else before.new_zeros(())
+    if not size > 0:
+        return 0.0 if bool((after == before).all()) else math.inf
+    # Divided first, since squares of large outputs overflow and those of small ones vanish.
+    return float(((after - before) / size).norm() / (before / size).norm())
 
 
 def _outputs(model: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> list[Tensor]:

@@ -159,6 +159,9 @@ class _Tracer(fx.Interpreter):
             if len(values) == len(tensors) == 1 and isinstance(out, Tensor):
                 (source,) = tensors
                 return self._module(str(node.target), module, source, tensors[source], out)
+            kind = kinds.find(module)
+            if kind is not None and len(values) == len(tensors) and isinstance(out, Tensor):
+                return self._product(str(node.target), kind, tensors, out)
             self._keep(module.parameters())
         if node.op in ("call_function", "call_method"):
             name, function = _named(node, args)
@@ -187,6 +190,8 @@ class _Tracer(fx.Interpreter):
 
     def _module(self, name: str, module: nn.Module, source: fx.Node, x: Tensor, out: Tensor) -> Axes:
         kind, rule, weighted = kinds.find(module), rules.of_module(module), rules.weighted_axes(module, x)
+        if kind is not None and kind.built and not kind.convolution:
+            return self._product(name, kind, [source], out)
         if kind is not None:
             return self._matrix(name, kind, source, x, out)
         if isinstance(module, rules.ELEMENTWISE_MODULES):
@@ -203,7 +208,8 @@ class _Tracer(fx.Interpreter):
     def _matrix(self, name: str, kind: Kind, source: fx.Node, x: Tensor, out: Tensor) -> Axes:
         module, before = self._model.get_submodule(name), self._of(source)
         W: Tensor = getattr(module, kind.weight)
-        groups, out_axis = kind.groups(module), int(kind.transposed)
+        groups = kind.groups(module)
+        out_axis = int(kind.transposed and groups == 1)
         axis = out.dim() - (kind.example_axes(module) if kind.convolution else 1)
         read = None if kind.one_hot else before.get(axis)
         fits = out.shape[axis] == W.shape[out_axis] and (
@@ -226,6 +232,21 @@ class _Tracer(fx.Interpreter):
         self._place(after[axis], name, (kind.weight,), out_axis)
         self._place(after[axis], name, (kind.bias,), 0)
         return after
+
+    def _product(self, name: str, kind: Kind, sources: Iterable[fx.Node], out: Tensor) -> Axes:
+        """A layer whose rows are built from its arguments. Its inputs keep their order, its outputs are neurons."""
+        fix(map(self._of, sources))
+        module, out_axis = self._model.get_submodule(name), int(kind.transposed)
+        W: Tensor = getattr(module, kind.weight)
+        if not kind.built or kind.convolution or out.shape[-1] != W.shape[out_axis]:
+            self._keep(module.parameters())
+            return {}
+        for axis in set(range(W.dim())) - {out_axis}:
+            self._place(None, name, (kind.weight,), axis)
+        spot = Spot(self._outputs.setdefault(name, Neurons(W.shape[out_axis])))
+        self._place(spot, name, (kind.weight,), out_axis)
+        self._place(spot, name, (kind.bias,), 0)
+        return {out.dim() - 1: spot}
 
     def _place(self, spot: Spot | None, name: str, parts: Sequence[str], axis: int) -> None:
         """Note that the neurons lie on an axis of some weights of a module. Without neurons the axis is fixed."""

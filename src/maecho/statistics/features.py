@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from maecho import devices
 from maecho.errors import UploadError
 from maecho.linalg.gaussians import Gaussians
+from maecho.network import kinds
 from maecho.network.attention import slow_path
 from maecho.network.batches.reading import Read
 from maecho.network.forward import Pass, call
@@ -153,7 +154,9 @@ def narrow(
     candidates = [
         name
         for name in list(seen)[1:]
-        if len(modules[name]) == 1 and architecture.layers[name].one_row_each(seen[name], len(inputs))
+        if len(modules[name]) == 1
+        and architecture.layers[name].one_row_each(seen[name], len(inputs))
+        and not kinds.built(model.get_submodule(name))
     ]
     if not candidates:
         return None

@@ -23,7 +23,7 @@ class Gram(OfLayers):
         "Sums of products of a layer's inputs. At the first layer these are pixels or features themselves: which occur "
         "together, and how strongly. With fewer examples than inputs, the span of the examples is known exactly."
     )
-    by_default = additive = True
+    by_default = additive = with_constant = True
 
     def gatherer(self, setting: Setting) -> Gatherer:
         return GramSums(setting.client)
@@ -67,7 +67,7 @@ class GramSums(Gatherer):
             return Diagonal(self._counts[layer.name]) if layer.name in self._counts else Diagonal.zero(groups, d)
         if layer.name not in self._dense:
             return Spectrum.zero(groups, d)
-        return Spectrum.of_dense(self._dense[layer.name]).to(device=torch.device("cpu"))
+        return Spectrum.of_gram(self._dense[layer.name], layer.bias is not None).to(device=torch.device("cpu"))
 
     def value(self, found: Found) -> dict[str, Spectrum | Diagonal]:
         return for_layers(self._client, found.layers, lambda layer: self.matrix(layer, found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -28,6 +29,8 @@ class OfLayers(Statistic):
     """The largest eigenvalue that a matrix may have."""
     of_outputs: ClassVar[bool] = False
     """Whether a matrix is as wide as the outputs of its layer. If not, it is as wide as the inputs."""
+    with_constant: ClassVar[bool] = False
+    """Whether the constant input of a layer with a bias has a unit of its own; see linalg/units.py."""
 
     def check(self, value: Any, carrier: Carrier) -> Any:
         """Every layer must have one, of the layer's size, symmetric, with eigenvalues from 0 to `largest`.
@@ -41,7 +44,13 @@ class OfLayers(Statistic):
                 raise UploadError(f"{what} must have a matrix for {name!r}, got none")
             raise UploadError(f"{what} must be of layers of the network, got a matrix for {name!r}")
         return {
-            name: check_matrix(f"{what} of {name!r}", matrix, *self._shape(by_name[name], carrier), self.largest)
+            name: check_matrix(
+                f"{what} of {name!r}",
+                matrix,
+                *self._shape(by_name[name], carrier),
+                self.largest,
+                self.with_constant and by_name[name].bias is not None,
+            )
             for name, matrix in value.items()
         }
 
@@ -70,16 +79,24 @@ def for_layers(client: str, layers: Iterable[Layer], make: Callable[[Layer], Mat
     return made
 
 
-def check_matrix(what: str, matrix: Any, groups: int, d: int, diagonal: bool, largest: float) -> Any:
-    """Check a matrix, factored or plain, and return it in factored form. `what` begins the sentence of an error."""
+def check_matrix(
+    what: str, matrix: Any, groups: int, d: int, diagonal: bool, largest: float, constant: bool = False
+) -> Any:
+    """Check a matrix, factored or plain, and return it in factored form. `what` begins the sentence of an error.
+
+    `constant` says whether its last input is the constant of a bias. A matrix that does not give the unit of that
+    constant is measured in the unit in which it is 1.
+    """
     if isinstance(matrix, Tensor):
-        matrix = _factored(what, matrix)
+        matrix = _factored(what, matrix, constant)
     if not isinstance(matrix, Spectrum | Diagonal):
         raise UploadError(f"{what} must be a Spectrum or a matrix, got {type(matrix).__name__}")
     if isinstance(matrix, Diagonal) and not diagonal:
         raise UploadError(f"{what} must have eigenvectors, got eigenvalues alone")
     if isinstance(matrix, Spectrum) and diagonal:
         raise UploadError(f"{what} must be a Diagonal, since the layer's inputs are tokens, got eigenvectors")
+    if isinstance(matrix, Spectrum) and matrix.unit is not None and not constant:
+        raise UploadError(f"{what} must have no unit beside inputs without a constant, got one")
     check_real(what, *MATRICES.tensors(matrix).values())
     wrong = matrix.malformed()
     if wrong:
@@ -92,13 +109,15 @@ def check_matrix(what: str, matrix: Any, groups: int, d: int, diagonal: bool, la
     wrong = matrix.complaint(largest)
     if wrong:
         raise UploadError(f"{what} must be {wrong}")
+    if isinstance(matrix, Spectrum) and matrix.unit is None and constant:
+        return replace(matrix, unit=torch.ones(groups, dtype=torch.float64, device=matrix.values.device))
     return matrix
 
 
-def _factored(what: str, matrix: Tensor) -> Spectrum:
+def _factored(what: str, matrix: Tensor, constant: bool) -> Spectrum:
     if matrix.dim() not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
         raise UploadError(f"{what} must be a square matrix, got shape {tuple(matrix.shape)}")
     try:
-        return Spectrum.of_dense(matrix.reshape(-1, *matrix.shape[-2:])).to(dtype=torch.float32)
+        return Spectrum.of_gram(matrix.reshape(-1, *matrix.shape[-2:]), constant).to(dtype=torch.float32)
     except ValueError as error:
         raise UploadError(f"{what} must be {error}") from error

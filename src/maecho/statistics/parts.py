@@ -122,7 +122,7 @@ class Matrices(Kind):
     is 0 there.
     """
 
-    suffixes = ("values", "basis", "rest")
+    suffixes = ("values", "basis", "rest", "unit")
 
     def __init__(self, keep_rest: bool = True) -> None:
         self._keep_rest = keep_rest
@@ -130,22 +130,24 @@ class Matrices(Kind):
     def tensors(self, part: Spectrum | Diagonal) -> dict[str, Tensor]:
         if isinstance(part, Diagonal):
             return {"values": part.values}
-        rest = {} if part.rest is None else {"rest": part.rest}
-        return {"values": part.values, "basis": part.basis, **rest}
+        more = {"rest": part.rest, "unit": part.sent_unit}
+        return {"values": part.values, "basis": part.basis, **{n: t for n, t in more.items() if t is not None}}
 
     def read(self, found: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Spectrum | Diagonal:
         if "basis" in found:
-            return Spectrum(found["values"], found["basis"], found.get("rest"))
-        if "rest" in found:
-            raise ValueError("a rest must come with eigenvectors, got none")
+            return Spectrum(found["values"], found["basis"], found.get("rest"), found.get("unit"))
+        for name in ("rest", "unit"):
+            if name in found:
+                raise ValueError(f"a {name} must come with eigenvectors, got none")
         return Diagonal(found["values"])
 
     def complaint(self, listed: Mapping[str, Tensor]) -> str | None:
         wrong = super().complaint(listed)
         if wrong or "values" not in listed:
             return wrong
-        if "rest" in listed and "basis" not in listed:
-            return "have eigenvectors beside a rest, got none"
+        for name in ("rest", "unit"):
+            if name in listed and "basis" not in listed:
+                return f"have eigenvectors beside a {name}, got none"
         malformed = self.read(listed, {}).malformed()
         return None if malformed is None else f"be {malformed}"
 
@@ -181,7 +183,8 @@ class Matrices(Kind):
         if isinstance(one, Diagonal) or isinstance(other, Diagonal):
             got = f"{type(one).__name__} and {type(other).__name__}"
             raise TypeError(f"matrices must be of one form to be added, got {got}")
-        return Spectrum.of_dense(one.dense().double() + other.dense().double())
+        both = one.total().plus(other.total())
+        return Spectrum.of_gram(both.matrix, both.bias)
 
 
 class ManyGaussians(Kind):

@@ -10,6 +10,7 @@ each example.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,8 @@ class LongWay:
             (gradients,) = vmap(pull)(v)
             return {name: g.double().square().sum(0) for name, g in gradients.items()}
 
-        with torch.no_grad():  # of parameters that were not chosen
+        with torch.no_grad(), warnings.catch_warnings():  # parameters that were not chosen need no gradients
+            warnings.filterwarnings("ignore", ".*not yet implemented the batching rule")  # slower, and as right
             found = vmap(one, randomness="different")(moving, V)
         return {name: part.sum(0) for name, part in found.items()}
 

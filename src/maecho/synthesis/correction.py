@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from maecho import devices
+from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import NO_CLASS, Gaussians
 from maecho.linalg.symmetric import Dense
 from maecho.network.attention import slow_path
@@ -95,7 +96,7 @@ class Correction:
             return drawn
 
         def correct(name: str, module: nn.Module, h: Tensor) -> Tensor:
-            return h + difference @ transposed
+            return h + (difference.to(transposed.dtype) @ transposed).to(h.dtype)
 
         with watching(own, [self.layer], redraw), watching(merged, [self.layer], correct):
             yield
@@ -113,7 +114,10 @@ class Correction:
                 gram, cross = f.new_zeros(2, d, d, dtype=torch.float64)
             n += len(f)
             sums = [sums[0] + f.sum(0, dtype=torch.float64), sums[1] + h.sum(0, dtype=torch.float64)]
-            # Products of a chunk have the network's own precision: the error of random draws is far larger.
+            # Products of a chunk have the network's own precision: the error of random draws is far larger. Squares of
+            # large inputs need a larger range.
+            if f.element_size() < 4 or not is_finite(f.mT @ f + h.mT @ f):
+                f, h = f.double(), h.double()
             gram += f.mT @ f
             cross += h.mT @ f
         gram -= torch.outer(sums[0], sums[0]) / n

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.errors import InputError, one_line
 from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import Covariance
@@ -35,6 +36,7 @@ from maecho.upload.private import gather_privately
 from maecho.upload.upload import Upload
 
 
+@devices.outside_inference
 def make_upload(
     model: nn.Module,
     batches: Iterable[Any],
@@ -114,7 +116,7 @@ def make_upload(
         warnings.warn(
             f"{client}: these are averaged without statistics, since maecho cannot read them as matrices: "
             f"{', '.join(architecture.unknown)}",
-            stacklevel=2,
+            stacklevel=3,
         )
     _warn(client, gathered, by_default=statistics is None)
     not_sent = dict(gathered.missing)
@@ -156,7 +158,7 @@ def _warn(client: str, gathered: Gathered, by_default: bool) -> None:
             "batches; let forward() call the module itself, or give batches that reach it"
         )
     for sentence in lost:
-        warnings.warn(one_line(f"{client}: {sentence}"), stacklevel=3)
+        warnings.warn(one_line(f"{client}: {sentence}"), stacklevel=4)
 
 
 def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | None) -> list[Statistic]:
@@ -188,7 +190,7 @@ def _spaces(model: nn.Module, inputs: Any, not_sent: dict[str, str]) -> Spaces |
         return None
     if left_out:
         reasons = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
-        warnings.warn(f"the neurons of these layers keep their order in matching: {reasons}", stacklevel=3)
+        warnings.warn(f"the neurons of these layers keep their order in matching: {reasons}", stacklevel=4)
     not_sent |= {f"space {name!r}": reason for name, reason in left_out.items()}
     return spaces
 

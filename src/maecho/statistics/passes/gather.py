@@ -62,8 +62,14 @@ def gather(
         raise InputError(f"{setting.client}: the batches must hold at least one example, got none")
     units = matrices(setting.architecture).values()
     going = _Going(setting, reader, statistics)
-    with misread(setting.model, units, setting.watch) as wrong:
-        going.over([rest.first], progress=False)
+    try:
+        with misread(setting.model, units, setting.watch) as wrong:
+            going.over([rest.first], progress=False)
+    except InputError:  # statistics may fail at a layer that is not what it is read as
+        with misread(setting.model, units) as wrong:
+            list(forward(setting.model, [rest.first], setting.client, False, reader=reader))
+        if not wrong:
+            raise
     if wrong:
         setting = replace(setting, architecture=without(setting.architecture, wrong, setting.model))
         going = _Going(setting, reader, statistics)
