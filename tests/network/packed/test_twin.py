@@ -119,7 +119,7 @@ def test_a_network_that_reads_packed_weights_itself() -> None:
     with pytest.warns(UserWarning, match=r"averaged without statistics.*lstm \(LSTM\), attn \(Multihead"):
         upload = maecho.make_upload(Own(), data(), "ann", ["classes"])
     assert upload.stored == ()
-    with pytest.raises(maecho.InputError, match="^ann: .*must take inputs .*Expected 4, got 9"):
+    with pytest.raises(maecho.InputError, match=r"^ann: .*must take inputs .*Expected 4, got 9"):
         maecho.make_upload(Own(), [(torch.ones(2, 3, 9), torch.zeros(2))], "ann", ["classes"])
 
 
