@@ -197,17 +197,22 @@ def _spaces(model: nn.Module, inputs: Any, not_sent: dict[str, str]) -> Spaces |
 
 def _twin(client: str, model: nn.Module, batches: Iterable[Any], reader: Reader) -> tuple[Twin, Iterable[Any]]:
     """The network on which statistics are gathered, and the batches. The first batch shows whether split modules
-    compute what they did before. Those that do not stay whole."""
+    compute what they did before. Those that do not stay whole. All do if the network does not run with them."""
     try:
         twin = twin_of(model, always_copy=False)
     except InputError:  # it cannot be copied
         return Twin(model, (), ()), batches
-    if not any(isinstance(module, Split) for module in twin.network.modules()):
+    split = {name for name, module in twin.network.named_modules() if isinstance(module, Split)}
+    if not split:
         return twin, batches
     peeked = Peeked(batches, reader)
     with evaluating(model), slow_path(), compared(twin, model) as wrong:
-        for _ in forward(twin.network, [] if peeked.first is None else [peeked.first], client, False, reader=reader):
-            pass
+        first = [] if peeked.first is None else [peeked.first]
+        try:
+            for _ in forward(twin.network, first, client, False, reader=reader):
+                pass
+        except InputError:  # it reads their packed weights itself, or does not take the batch at all
+            wrong |= split
     return twin_of(model, wrong) if wrong else twin, peeked
 
 

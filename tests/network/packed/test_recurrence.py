@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import maecho
 from maecho.network.packed.recurrence import SplitCell, SplitRecurrence
@@ -207,6 +207,36 @@ def test_fisher_is_that_of_single_examples(kind: type[nn.RNNBase]) -> None:
             stored = f"recurrent.{what}_{part}"
         torch.testing.assert_close(F.double(), expected[stored].double(), rtol=1e-5, atol=1e-9)
     assert len(upload.statistics["fisher"]) == len(expected)
+
+
+class Lengths(Reader):
+    """Packs its sequences, whose lengths are the numbers of rows that are not 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x.abs().sum(-1) > 0).sum(1).cpu()
+        _, last = self.recurrent(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        return self.head((last[0] if isinstance(last, tuple) else last)[-1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch.func has no rule for packing
+@pytest.mark.parametrize("lengths", [[1, 4, 2, 3, 4], [4, 4, 4, 4, 4], [1, 1, 1, 1, 1]])
+def test_packed_sequences_of_a_network(lengths: list[int]) -> None:
+    model = Lengths(nn.LSTM).double().eval()
+    x, y = data(5)[0]
+    x = x.clone()
+    for row, length in zip(x, lengths, strict=True):
+        row[length:] = 0
+    upload = maecho.make_upload(model, [(x, y)], "ann", ["gram", "fisher"], rank=None)
+    hidden = [h for row, length in zip(x, lengths, strict=True) for h in steps(model, row[None, :length])[1]]
+    X, found = with_one(hidden), upload.statistics["gram"]["recurrent.hh_l0"].dense()[0].double()
+    torch.testing.assert_close(found, X.T @ X, rtol=1e-5, atol=1e-5)
+    F = torch.zeros(20, 5, dtype=torch.float64)
+    for row in x:
+        log_p = model(row[None])[0].log_softmax(-1)
+        for c in range(3):
+            (g,) = torch.autograd.grad(log_p[c], [model.recurrent.weight_hh_l0], retain_graph=True)
+            F += log_p[c].exp().detach() * g**2
+    torch.testing.assert_close(upload.statistics["fisher"]["recurrent.hh_l0.weight"].double(), F, rtol=1e-5, atol=1e-9)
 
 
 class Counting(nn.Module):

@@ -111,6 +111,18 @@ def test_a_split_that_computes_something_else_is_not_used(
     torch.testing.assert_close(upload.statistics["gram"]["head"].dense(), full.statistics["gram"]["head"].dense())
 
 
+def test_a_network_that_reads_packed_weights_itself() -> None:
+    class Own(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 0 * self.attn.in_proj_weight.sum()
+
+    with pytest.warns(UserWarning, match=r"averaged without statistics.*lstm \(LSTM\), attn \(Multihead"):
+        upload = maecho.make_upload(Own(), data(), "ann", ["classes"])
+    assert upload.stored == ()
+    with pytest.raises(maecho.InputError, match=r"^ann: .*must take inputs .*Expected 4, got 9"):
+        maecho.make_upload(Own(), [(torch.ones(2, 3, 9), torch.zeros(2))], "ann", ["classes"])
+
+
 def test_the_model_is_as_it_was() -> None:
     model = net().train()
     before = copy.deepcopy(model.state_dict())
