@@ -72,6 +72,7 @@ ROOMS = (
     "echo",
     "aggregation",
     "backbones",
+    "checking",
     "evaluation",
     "rounds",
     "lab",

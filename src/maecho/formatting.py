@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from maecho.errors import printable
@@ -11,6 +11,8 @@ from maecho.errors import printable
 if TYPE_CHECKING:
     from torch import Tensor
 
+FOLDED = 3
+"""So many names that differ in one number alone are shown as one."""
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGT]?)[bB]?\s*")
 
 
@@ -36,6 +38,42 @@ def numbers(tensor: Tensor) -> str:
     if tensor.numel() > 20:
         return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
     return str(tensor.tolist())
+
+
+def folded(names: Iterable[tuple[str, Hashable]]) -> dict[str, list[int]]:
+    """Names that differ in one number alone, as those of equal blocks, as one: "layer.0-11.weight".
+
+    Takes names with facts about each, and gives for each folded name the places of its members. Only names with equal
+    facts are folded, and only three or more.
+    """
+    groups = [(tuple(re.split(r"([./])", name)), facts, [at]) for at, (name, facts) in enumerate(names)]
+    for part in range(max((len(name) for name, _, _ in groups), default=0), -1, -1):
+        alike: dict[Hashable, list[tuple[tuple[str, ...], Hashable, list[int]]]] = {}
+        for name, facts, members in groups:
+            number = part < len(name) and name[part].isdecimal()
+            key = (*name[:part], None, *name[part + 1 :]) if number else name
+            alike.setdefault((key, facts), []).append((name, facts, members))
+        groups = []
+        for found in alike.values():
+            if len(found) < FOLDED:
+                groups += found
+                continue
+            name, facts, _ = found[0]
+            span = ranges(int(one[part]) for one, _, _ in found)
+            members = [at for _, _, places in found for at in places]
+            groups.append(((*name[:part], span, *name[part + 1 :]), facts, members))
+    return {"".join(name): members for name, _, members in sorted(groups, key=lambda group: group[2][0])}
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers as text, e.g. "0-3,5"."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
