@@ -6,6 +6,7 @@ a copy, so that one mistake does not hide the next.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +101,7 @@ class _Checking:
         if labels is None:
             return self._done(layers=tuple(layers.found(model, None, None)))
         upload, times = self._uploaded(model, (x, y), count)
-        plan, no_stages = self._plan(model, (x, y))
+        plan, no_stages = self._plan(model, (x, y), () if upload is None else upload.recipe["unknown"])
         calls = layers.counted(model, x, self._outputs)
         found = layers.found(model, calls, None if upload is None else upload.layers)
         self._notes(found)
@@ -115,7 +116,7 @@ class _Checking:
             stages=stages,
             head=upload.head,
             spaces=None if upload.spaces is None else {space.name: space.size for space in upload.spaces},
-            sizes=self._sizes(upload, count, labels.outputs),
+            sizes=self._sizes(upload, count, labels),
             rank="all" if self._rank is None else str(self._rank),
             times=times,
             methods=methods.usable(upload, on_demand, refused, no_stages),
@@ -175,7 +176,7 @@ class _Checking:
             return None, None
         return upload, TimesFound(forward, step, twice.seconds, once, count)
 
-    def _sizes(self, upload: Upload, count: int | None, outputs: int | None) -> Any:
+    def _sizes(self, upload: Upload, count: int | None, labels: LabelsFound) -> Any:
         rule = size.parse(self._rank)
         try:
             if isinstance(rule, size.ByLayer):
@@ -183,15 +184,17 @@ class _Checking:
             size.cut(upload, rule)
         except InputError as error:
             self._error(error)
-        return sizes.estimated(upload, rule, count, outputs)
+        return sizes.estimated(upload, rule, labels.examples, count, labels.outputs)
 
-    def _plan(self, model: nn.Module, pair: Any) -> tuple[Plan | None, str]:
-        """The stages of echo, or why there are none."""
+    def _plan(self, model: nn.Module, pair: Any, unknown: Collection[str]) -> tuple[Plan | None, str]:
+        """The stages of echo, or why there are none. What a relay warns of is said unless it is `unknown` already."""
+        warned: list[Finding] = []
         try:
-            relay = RelayClient(
-                model, [pair], self._client, inputs=lambda given: given[0], outputs=self._outputs, progress=False
-            )
-            found = relay.plan
+            with first_batch.heard(warned.append, self._client):
+                relay = RelayClient(
+                    model, [pair], self._client, inputs=lambda given: given[0], outputs=self._outputs, progress=False
+                )
+                found = relay.plan
         except InputError as error:
             why = first_batch.without_name(str(error), self._client).text
             self._add(Finding("note", f"echo-chain and echo-relay cannot be used, since {why}"))
@@ -200,6 +203,9 @@ class _Checking:
             why = one_line(f"{type(error).__name__}: {text_of(error)}")
             self._add(Finding("note", f"echo-chain and echo-relay cannot be used, got {why}"))
             return None, why
+        if not set(found.averaged) <= set(unknown):
+            for finding in warned:
+                self._add(finding)
         return found, ""
 
     def _on_demand(self, model: nn.Module, x: Any, y: Any) -> tuple[set[str], dict[str, str]]:

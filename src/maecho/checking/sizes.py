@@ -1,7 +1,7 @@
 """How large an upload of all batches will be, from the upload of one batch.
 
-Ranks add up over batches at most, and no matrix has more directions than its width. So the size is bounded by the
-number of batches. Gaussians come once for each class, and a batch may lack some classes.
+Ranks add up over batches at most, and no matrix has more directions than its width. Gaussians come once for each class
+of the model, and all their covariances together have at most one direction for each example.
 """
 
 from __future__ import annotations
@@ -26,46 +26,67 @@ class _Matrix:
 
     layer: str
     direction: int
-    most: int
+    most: float
     times: float
+    residual: float
+    """What is added if the variances along cut directions are kept."""
 
     def bytes(self, rank: int | None = None) -> float:
-        return self.times * self.direction * (self.most if rank is None else min(rank, self.most))
+        if rank is None or rank >= self.most:
+            return self.times * self.direction * self.most
+        return self.times * (self.direction * rank + self.residual)
 
 
-def estimated(whole: Upload, rule: size.Rule, batches: int | None, outputs: int | None) -> tuple[SizeFound, ...]:
-    """The sizes of all parts, before and after the cut. `whole` is the upload of one batch without a cut."""
+def estimated(
+    whole: Upload, rule: size.Rule, examples: int, batches: int | None, outputs: int | None
+) -> tuple[SizeFound, ...]:
+    """The sizes of all parts, before and after the cut.
+
+    Args:
+        whole: the upload of one batch without a cut.
+        rule: the cut.
+        examples: the number of examples in the batch.
+        batches: the number of batches, if it is known.
+        outputs: the number of the model's classes, if it is known.
+    """
+    everyone = None if batches is None else examples * batches
     weights = sum(tensor.nbytes for tensor in whole.weights.values())
     fixed: dict[str, float] = {}
     matrices: dict[str, list[_Matrix]] = {}
     for name, value in whole.statistics.items():
-        fixed[name], matrices[name] = _parts(STATISTICS[name], value, batches, outputs)
+        fixed[name], matrices[name] = _parts(STATISTICS[name], value, batches, everyone, outputs)
     most = {name: sum(matrix.bytes() for matrix in found) for name, found in matrices.items()}
     kept = _kept(matrices, most, rule, weights + sum(fixed.values()))
     parts = [SizeFound(name, round(fixed[name] + most[name]), round(fixed[name] + kept[name])) for name in fixed]
     return (SizeFound("weights", weights, weights), *parts)
 
 
-def _parts(statistic: Statistic, value: Any, batches: int | None, outputs: int | None) -> tuple[float, list[_Matrix]]:
+def _parts(
+    statistic: Statistic, value: Any, batches: int | None, examples: int | None, outputs: int | None
+) -> tuple[float, list[_Matrix]]:
     """What cannot be cut of one statistic, in bytes, and what can."""
     fixed, found = 0.0, []
     for name, part in entries(value).items():
         spectra = statistic.kind.spectra(part)
         bare = statistic.kind.size(statistic.kind.cut(part, lambda spectrum: 0, False))
-        times = 1.0
+        residual = statistic.kind.residual_bytes(part) / max(1, len(spectra))
         if isinstance(part, Gaussians):
             seen = len(part.classes.unique())
-            labelled = bool((part.classes >= 0).all())
-            times = max(1.0, (outputs or seen) / seen) if labelled and batches != 1 else 1.0
-        fixed += times * bare
-        found += [_Matrix(name, s.bytes_of_direction, _most(s, part, batches), times) for s in spectra]
+            more = max(1.0, (outputs or seen) / seen) if bool((part.classes >= 0).all()) and batches != 1 else 1.0
+            of_one, count = spectra[0], more * len(spectra)
+            width = min(of_one.width, SKETCH) if of_one.width > EXACT_WIDTH else of_one.width
+            most = width if examples is None else min(width, examples / count)
+            found.append(_Matrix(name, of_one.bytes_of_direction, most, count, residual))
+            fixed += more * bare
+        else:
+            fixed += bare
+            found += [_Matrix(name, s.bytes_of_direction, _most(s, batches), 1, residual) for s in spectra]
     return fixed, found
 
 
-def _most(spectrum: Spectrum, part: Any, batches: int | None) -> int:
-    """The most directions that a matrix has after all batches."""
-    width = spectrum.width if batches is None else min(spectrum.width, spectrum.rank * batches)
-    return min(width, SKETCH) if isinstance(part, Gaussians) and spectrum.width > EXACT_WIDTH else width
+def _most(spectrum: Spectrum, batches: int | None) -> float:
+    """The most directions that a matrix of sums has after all batches."""
+    return spectrum.width if batches is None else min(spectrum.width, spectrum.rank * batches)
 
 
 def _kept(
