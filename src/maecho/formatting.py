@@ -11,6 +11,7 @@ from maecho.errors import printable
 if TYPE_CHECKING:
     from torch import Tensor
 
+UNITS = "kMGTPE"
 FOLDED = 3
 """So many names that differ in one number alone are shown as one."""
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGT]?)[bB]?\s*")
@@ -18,9 +19,11 @@ _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGT]?)[bB]?\s*")
 
 def size(number: float) -> str:
     """A number of bytes with a unit, e.g. "1.8 MB"."""
-    from rich.filesize import decimal
-
-    return decimal(round(number))
+    number = round(number)
+    if abs(number) < 1000:
+        return f"{number} byte{'s' if number != 1 else ''}"
+    power = min(len(UNITS), (len(str(abs(number))) - 1) // 3)
+    return f"{number / 1000**power:,.1f} {UNITS[power - 1]}B"
 
 
 def bytes_of(text: str) -> float | None:

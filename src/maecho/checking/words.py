@@ -142,11 +142,16 @@ def _times(found: TimesFound | None) -> str:
     lines = [f"one batch: forward {_seconds(found.forward)}{step}, statistics {_seconds(found.statistics)}; "
              f"after the last batch {_seconds(found.once)}"]  # fmt: skip
     if found.seconds is not None:
-        epochs = "" if found.epochs is None else f", as long as {found.epochs:.2g} epochs of training"
-        lines.append(f"all {found.batches} batches: about {_seconds(found.seconds)}{epochs}")
+        what = "this batch alone" if found.batches == 1 else f"all {found.batches} batches"
+        epochs = "" if found.epochs is None else f", as long as {_number(found.epochs)} epochs of training"
+        lines.append(f"{what}: about {_seconds(found.seconds)}{epochs}")
     elif found.step:
-        lines.append(f"the statistics of a batch take as long as {found.statistics / found.step:.2g} steps of training")
+        lines.append(f"the statistics of a batch take as long as {_number(found.statistics / found.step)} steps of training")
     return _wrapped("Time, estimated: ", ". ".join(line[0].upper() + line[1:] for line in lines) + ".")
+
+
+def _number(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _seconds(seconds: float) -> str:

@@ -32,11 +32,18 @@ class Gram(OfLayers):
         return "sum of x xᵀ over the inputs x of the layer, a bias being one more input that is always 1"
 
     def warnings(self, value: Any, carrier: Carrier) -> list[str]:
+        words = [layer for layer in carrier.layers if layer.one_hot and layer.name in value]
+        tokens = [
+            f"how often each of {layer.shape(carrier.weights)[2]:,} tokens occurs in the data is in the Gram of "
+            f"{layer.name!r}: it shows rare words, such as names, and that a word does not occur"
+            for layer in words
+        ]
         thin = [n for n, gram in value.items() if isinstance(gram, Spectrum) and carrier.examples < gram.width]
         if not thin:
-            return []
+            return tokens
         return [
-            f"fewer examples ({carrier.examples}) than inputs at {', '.join(thin)}: the Gram spans just those examples"
+            *tokens,
+            f"fewer examples ({carrier.examples}) than inputs at {', '.join(thin)}: the Gram spans just those examples",
         ]
 
 
