@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "maecho"
 CORE = {"torch", "numpy", "safetensors"}
 LEAVES = {
-    "rich": {"cli/console.py", "cli/inspecting.py", "cli/rounds_commands.py", "progress.py"},
+    "rich": {"cli/console.py", "cli/rounds_commands.py", "progress.py"},
     "typer": {
         "cli/app.py",
         "cli/options.py",

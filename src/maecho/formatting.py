@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from maecho.errors import printable
 if TYPE_CHECKING:
     from torch import Tensor
 
+WIDTH, NAME = 80, 34
+"""The columns of a terminal, and the longest name that stands beside its facts."""
 UNITS = "kMGTPE"
 FOLDED = 3
 """So many names that differ in one number alone are shown as one."""
@@ -66,6 +69,31 @@ def folded(names: Iterable[tuple[str, Hashable]]) -> dict[str, list[int]]:
             members = [at for _, _, places in found for at in places]
             groups.append(((*name[:part], span, *name[part + 1 :]), facts, members))
     return {"".join(name): members for name, _, members in sorted(groups, key=lambda group: group[2][0])}
+
+
+def names_of(names: Iterable[str]) -> str:
+    """Names on one line. Those of equal blocks are folded."""
+    return ", ".join(folded((name, ()) for name in names))
+
+
+def columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
+    """Rows in columns of equal width. A long name in the first column stands on a line of its own, and the last column
+    is broken where a line is full."""
+    right = set(right)
+    widths = [max(len(row[k]) for row in rows if k or len(row[0]) <= NAME) for k in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        first = row[0]
+        if len(first) > NAME:
+            lines.append(first)
+            first = ""
+        given = (first, *row[1:])
+        cells = [c.rjust(w) if k in right else c.ljust(w) for k, (c, w) in enumerate(zip(given, widths, strict=True))]
+        head = "  ".join(cells[:-1]) + "  "
+        last = textwrap.wrap(cells[-1].rstrip(), max(20, WIDTH - len(head)), break_on_hyphens=False) or [""]
+        lines += [(head + (cells[-1] if len(last) == 1 else last[0])).rstrip()]
+        lines += [" " * len(head) + line for line in last[1:]]
+    return "\n".join(lines)
 
 
 def ranges(numbers: Iterable[int]) -> str:

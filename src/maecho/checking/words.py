@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from maecho.errors import printable, shorten
-from maecho.formatting import folded, size
+from maecho.formatting import WIDTH, columns, folded, size
 
 if TYPE_CHECKING:
     from maecho.checking.found import Check, LabelsFound, LayerFound, TimesFound
 
-WIDTH = 80
-NAME, KIND, NAMES = 34, 18, 28
-"""Longer names stand on a line of their own, and longer names of classes lose their middle. Names of
-methods get that much room."""
+KIND, NAMES = 18, 28
+"""Longer names of classes lose their middle. Names of methods get that much room."""
 
 
 def text(check: Check) -> str:
@@ -45,23 +42,6 @@ def _wrapped(head: str, words: str) -> str:
     )
 
 
-def _table(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
-    """Columns of equal width. The last column is broken where a line is full."""
-    widths = [max(len(row[k]) for row in rows if k or len(row[0]) <= NAME) for k in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        if len(row[0]) > NAME:
-            lines.append(row[0])
-            row = ("", *row[1:])
-        cells = [c.rjust(w) if k in right else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
-        head = "  ".join(cells[:-1]) + "  "
-        room = max(20, WIDTH - len(head))
-        last = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
-        last[0] = last[0].rjust(widths[-1]) if len(row) - 1 in right else last[0]
-        lines += [(head + last[0]).rstrip(), *(" " * len(head) + line for line in last[1:])]
-    return "\n".join(lines)
-
-
 def _layers(check: Check) -> str:
     if not check.layers:
         return ""
@@ -74,7 +54,7 @@ def _layers(check: Check) -> str:
     for name, members in groups.items():
         one = check.layers[members[0]]
         rows.append((name, shorten(one.kind, KIND), _matrix(one), _read(one, len(members), check.head)))
-    return _table(rows) + "\n(matrix: outputs x inputs; +1 is the bias)"
+    return columns(rows) + "\n(matrix: outputs x inputs; +1 is the bias)"
 
 
 def _matrix(one: LayerFound) -> str:
@@ -132,7 +112,7 @@ def _sizes(check: Check) -> str:
     rows = [("upload, estimated", "whole, at most", f"rank={check.rank}")]
     rows += [(one.part, size(one.whole), size(one.cut)) for one in check.sizes]
     rows.append(("all", size(sum(one.whole for one in check.sizes)), size(sum(one.cut for one in check.sizes))))
-    return _table(rows, right=(1, 2))
+    return columns(rows, right=(1, 2))
 
 
 def _times(found: TimesFound | None) -> str:
@@ -146,7 +126,9 @@ def _times(found: TimesFound | None) -> str:
         epochs = "" if found.epochs is None else f", as long as {_number(found.epochs)} epochs of training"
         lines.append(f"{what}: about {_seconds(found.seconds)}{epochs}")
     elif found.step:
-        lines.append(f"the statistics of a batch take as long as {_number(found.statistics / found.step)} steps of training")
+        lines.append(
+            f"the statistics of a batch take as long as {_number(found.statistics / found.step)} steps of training"
+        )
     return _wrapped("Time, estimated: ", ". ".join(line[0].upper() + line[1:] for line in lines) + ".")
 
 

@@ -1,15 +1,14 @@
-"""Prints the content of an upload's file for people, with `rich`. Equal blocks of a network are one line."""
+"""Prints the content of an upload's file for people. Equal blocks of a network are one line."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.table import Table
-
 from maecho.cli import console
-from maecho.formatting import folded, size
+from maecho.formatting import columns, folded, names_of, size
 from maecho.upload import inspection
 from maecho.upload.header import not_sent
 from maecho.upload.inspection import Entry
@@ -41,10 +40,10 @@ def show_upload(path: Path, as_json: bool, every: bool = False) -> None:
         f", {upload.examples:,} examples, {size(total)}, architecture {upload.fingerprint}, ",
         console.plain(header.made_by),
     )
-    console.out.print(_tensors(inspection.entries(upload), every))
+    _show_tensors(inspection.entries(upload), every)
     averaged = inspection.averaged(upload)
     if averaged:
-        console.say("Only averaged, without an input matrix: ", console.plain(", ".join(averaged)))
+        console.say("Only averaged, without an input matrix: ", console.plain(names_of(averaged)))
     for what, why in not_sent(upload.recipe).items():
         console.say("Not sent: ", console.plain(what), ", since ", console.plain(why))
     promised = inspection.privacy(upload)
@@ -57,36 +56,29 @@ def show_upload(path: Path, as_json: bool, every: bool = False) -> None:
         console.say("  ", ("Warning:", "bold yellow"), " ", console.plain(warning), ".")
 
 
-def _tensors(entries: Sequence[Entry], every: bool) -> Table:
-    """The tensors as a table. Those of equal blocks are one line, unless all are to be listed."""
-    table = Table()
-    for column in ("part", "tensor", "shape", "dtype", "rank", "bytes"):
-        table.add_column(
-            column,
-            justify="right" if column in ("rank", "bytes") else "left",
-            overflow="fold",
-            no_wrap=column == "bytes",
-        )
-    names = [f"{entry.part}/{entry.name}" for entry in entries]
-    groups = [(name, [at]) for at, name in enumerate(names)]
-    if not every:
-        groups = [*folded((name, _facts(entry)) for name, entry in zip(names, entries, strict=True)).items()]
-    for name, members in groups:
-        found = [entries[at] for at in members]
-        part, _, tensor = name.partition("/")
-        ranks = sorted({entry.rank for entry in found if entry.rank is not None})
-        sizes = zip(*(entry.shape for entry in found), strict=True)
-        table.add_row(
-            part,
-            console.plain(tensor + (f" ({len(found)} alike)" if len(found) > 1 else "")),
-            " x ".join(_span(axis) for axis in sizes) or "scalar",
-            found[0].dtype,
-            _span(ranks) if ranks else "",
-            f"{sum(entry.bytes for entry in found):,}",
-        )
-    table.add_section()
-    table.add_row("total", "", "", "", "", f"{sum(entry.bytes for entry in entries):,}")
-    return table
+def _show_tensors(entries: Sequence[Entry], every: bool) -> None:
+    """Print the tensors, part by part. Those of equal blocks are one line, unless all are to be listed."""
+    rows = [("tensor", "", "shape", "dtype", "rank", "bytes")]
+    for part, group in itertools.groupby(entries, lambda entry: entry.part):
+        found = list(group)
+        rows.append((part, "", "", "", "", ""))
+        names = [(entry.name, at if every else _facts(entry)) for at, entry in enumerate(found)]
+        rows += [_row(name, [found[at] for at in members]) for name, members in folded(names).items()]
+    rows.append(("total", "", "", "", "", f"{sum(entry.bytes for entry in entries):,}"))
+    for line in columns(rows, right=(1, 4, 5)).splitlines():
+        console.say(console.plain(line, "" if line.startswith("  ") else "bold"), whole=True)
+
+
+def _row(name: str, found: Sequence[Entry]) -> tuple[str, ...]:
+    ranks = [entry.rank for entry in found if entry.rank is not None]
+    return (
+        f"  {name}",
+        f"{len(found)} of" if len(found) > 1 else "",
+        " x ".join(_span(axis) for axis in zip(*(entry.shape for entry in found), strict=True)) or "scalar",
+        found[0].dtype,
+        _span(ranks) if ranks else "",
+        f"{sum(entry.bytes for entry in found):,}",
+    )
 
 
 def _facts(entry: Entry) -> tuple[object, ...]:

@@ -71,9 +71,7 @@ def _saved_by_torch(path: Path) -> dict[str, Tensor]:
             ) from error
         except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
             why = text_of(error).partition(". ")[0] or type(error).__name__
-            raise InputError(
-                f"{path} must be a file of torch.save, got one that is damaged: {why}"
-            ) from error
+            raise InputError(f"{path} must be a file of torch.save, got one that is damaged: {why}") from error
     entry = next((key for key in INSIDE if isinstance(found, Mapping) and isinstance(found.get(key), Mapping)), None)
     state: Any = found if entry is None else found[entry]
     if not isinstance(state, Mapping):
