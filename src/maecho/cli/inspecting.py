@@ -58,7 +58,7 @@ def show_upload(path: Path, as_json: bool, every: bool = False) -> None:
 
 def _show_tensors(entries: Sequence[Entry], every: bool) -> None:
     """Print the tensors, part by part. Those of equal blocks are one line, unless all are to be listed."""
-    rows = [("tensor", "", "shape", "dtype", "rank", "bytes")]
+    rows: list[tuple[str, ...]] = [("tensor", "", "shape", "dtype", "rank", "bytes")]
     for part, group in itertools.groupby(entries, lambda entry: entry.part):
         found = list(group)
         rows.append((part, "", "", "", "", ""))
