@@ -73,7 +73,7 @@ class TimesFound:
     forward: float
     """A forward pass over the batch."""
     step: float | None
-    """A forward and a backward pass, as training makes them. None if nothing can be trained."""
+    """A step of training: forward, backward, update. None if nothing can be trained."""
     statistics: float
     """The pass that gathers the statistics of the batch."""
     once: float

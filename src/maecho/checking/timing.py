@@ -14,8 +14,9 @@ from maecho import devices
 from maecho.network.batches.reading import Read
 from maecho.network.forward import call, evaluating
 
-TIMES = 3
-"""A pass is timed so often, after a first time that does not count. The shortest counts."""
+TIMES, LONG = 20, 0.2
+"""A pass is timed so often, or until so many seconds are over, after a first time that does not count. The mean counts:
+another program on the machine slows the real work as well."""
 
 
 def now(device: torch.device) -> float:
@@ -26,7 +27,8 @@ def now(device: torch.device) -> float:
 
 
 def forward_and_step(model: nn.Module, inputs: Any, outputs: Read | None) -> tuple[float, float | None]:
-    """The seconds of a forward pass, and of a forward and a backward pass. None if nothing can be differentiated."""
+    """The seconds of a forward pass, and of a step of training: forward, backward, and a sum for each weight. None if
+    nothing can be differentiated."""
     device = devices.of(model)
     trained = [p for p in model.parameters() if p.requires_grad]
 
@@ -38,24 +40,26 @@ def forward_and_step(model: nn.Module, inputs: Any, outputs: Read | None) -> tup
         with torch.enable_grad():
             found = [t for t in tree_leaves(call(model, inputs, device, outputs)) if isinstance(t, Tensor)]
             loss = sum((t.float().square().mean() for t in found if t.requires_grad), torch.zeros((), device=device))
-            torch.autograd.grad(loss, trained, allow_unused=True)
+            found_gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+        for p, gradient in zip(trained, found_gradients, strict=True):
+            if gradient is not None:
+                torch.add(p.detach(), gradient, alpha=0.1)  # a step of SGD; the weights stay as they are
 
     with evaluating(model):
-        once = _shortest(forward, device)
+        once = _mean(forward, device)
         try:
-            return once, _shortest(step, device)
+            return once, _mean(step, device)
         except RuntimeError:
             return once, None
 
 
-def _shortest(run: Callable[[], None], device: torch.device) -> float:
+def _mean(run: Callable[[], None], device: torch.device) -> float:
     run()
-    found = []
-    for _ in range(TIMES):
-        began = now(device)
+    began, runs, seconds = now(device), 0, 0.0
+    while runs < TIMES and seconds < LONG:
         run()
-        found.append(now(device) - began)
-    return min(found)
+        runs, seconds = runs + 1, now(device) - began
+    return seconds / runs
 
 
 class Twice:

@@ -118,7 +118,7 @@ def _sizes(check: Check) -> str:
 def _times(found: TimesFound | None) -> str:
     if found is None:
         return ""
-    step = "" if found.step is None else f", forward and backward {_seconds(found.step)}"
+    step = "" if found.step is None else f", a step of training {_seconds(found.step)}"
     lines = [f"one batch: forward {_seconds(found.forward)}{step}, statistics {_seconds(found.statistics)}; "
              f"after the last batch {_seconds(found.once)}"]  # fmt: skip
     if found.seconds is not None:
