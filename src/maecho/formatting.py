@@ -46,28 +46,24 @@ def numbers(tensor: Tensor) -> str:
     return str(tensor.tolist())
 
 
+_Group = tuple[tuple[str, ...], Hashable, list[int]]
+"""The parts of a name, its facts, and the places of its members."""
+
+
 def folded(names: Iterable[tuple[str, Hashable]]) -> dict[str, list[int]]:
     """Names that differ in one number alone, as those of equal blocks, as one: "layer.0-11.weight".
 
     Takes names with facts about each, and gives for each folded name the places of its members. Only names with equal
-    facts are folded, and only three or more.
+    facts are folded, and only three or more whose numbers follow each other.
     """
     groups = [(tuple(re.split(r"([./])", name)), facts, [at]) for at, (name, facts) in enumerate(names)]
     for part in range(max((len(name) for name, _, _ in groups), default=0), -1, -1):
-        alike: dict[Hashable, list[tuple[tuple[str, ...], Hashable, list[int]]]] = {}
-        for name, facts, members in groups:
+        alike: dict[Hashable, list[_Group]] = {}
+        for group in groups:
+            name, facts, _ = group
             number = part < len(name) and name[part].isdecimal()
-            key = (*name[:part], None, *name[part + 1 :]) if number else name
-            alike.setdefault((key, facts), []).append((name, facts, members))
-        groups = []
-        for found in alike.values():
-            if len(found) < FOLDED:
-                groups += found
-                continue
-            name, facts, _ = found[0]
-            span = ranges(int(one[part]) for one, _, _ in found)
-            members = [at for _, _, places in found for at in places]
-            groups.append(((*name[:part], span, *name[part + 1 :]), facts, members))
+            alike.setdefault(((*name[:part], None, *name[part + 1 :]) if number else name, facts), []).append(group)
+        groups = [one for found in alike.values() for one in _runs(found, part)]
     return {"".join(name): members for name, _, members in sorted(groups, key=lambda group: group[2][0])}
 
 
@@ -96,15 +92,25 @@ def columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
     return "\n".join(lines)
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers as text, e.g. "0-3,5"."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
+def _runs(groups: list[_Group], part: int) -> list[_Group]:
+    """Names that differ in one part: those whose numbers there follow each other are one."""
+    if len(groups) < FOLDED or part >= len(groups[0][0]) or not groups[0][0][part].isdecimal():
+        return groups
+    groups = sorted(groups, key=lambda group: int(group[0][part]))
+    out, run = [], groups[:1]
+    for one in [*groups[1:], None]:
+        if one is not None and int(one[0][part]) == int(run[-1][0][part]) + 1:
+            run.append(one)
+            continue
+        if len(run) < FOLDED:
+            out += run
         else:
-            spans.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+            name, facts, _ = run[0]
+            span = f"{name[part]}-{run[-1][0][part]}"
+            members = [at for _, _, places in run for at in places]
+            out.append(((*name[:part], span, *name[part + 1 :]), facts, members))
+        run = [] if one is None else [one]
+    return out
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

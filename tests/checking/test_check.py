@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import maecho
 from maecho.checking import found as records
+from maecho.checking import layers
 from maecho.checking.found import Finding
+from maecho.network.layers import Layer
 from support.clients import Net, batches, network
 from support.relays import images, resnet, sequences, tied, transformer, twins
 from support.tiny import NAN, cases, refused_input
@@ -270,6 +272,18 @@ def test_layers() -> None:
         "what it gives out is not its matrix times its inputs",
         "a parameter by itself",
     ]
+
+
+def test_matrices_inside_of_a_module_stand_in_its_place() -> None:
+    """An upload may find matrices inside a module that is none itself, such as the gates of a recurrent layer."""
+    model = nn.Sequential(nn.LSTM(12, 6))
+    upload = maecho.Upload(
+        "ann", 1, {"0.input.weight": torch.zeros(24, 12)}, (Layer("0.input", "0.input.weight"),), recipe={}
+    )
+    (one,) = layers.found(model, {"0": 1}, upload)
+    assert (one.name, one.kind, one.read, one.matrix) == ("0.input", "in LSTM", "verified", (1, 24, 12))
+    (whole,) = layers.found(model, {"0": 1}, maecho.Upload("ann", 1, dict(model.state_dict())))
+    assert (whole.name, whole.read, whole.why) == ("0", "averaged", layers.NO_KIND)
 
 
 def test_labels_stages_spaces_and_methods() -> None:

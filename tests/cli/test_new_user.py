@@ -17,7 +17,7 @@ from torch import nn
 import maecho
 from maecho import Merged, Upload, make_upload
 from maecho.cli import factories
-from maecho.formatting import columns, folded, names_of, ranges
+from maecho.formatting import columns, folded, names_of
 from support.relays import sequences, tied
 
 Run = Callable[..., Any]
@@ -293,7 +293,7 @@ def test_the_repr_of_an_upload_is_three_lines(uploads: list[Path]) -> None:
 def test_folded_names() -> None:
     names = [f"encoder.{i}.{part}" for i in range(4) for part in ("q", "k")] + ["head"]
     assert list(folded((name, ()) for name in names)) == ["encoder.0-3.q", "encoder.0-3.k", "head"]
-    assert names_of([*names, "encoder.9.q"]) == "encoder.0-3,9.q, encoder.0-3.k, head"
+    assert names_of([*names, "encoder.9.q"]) == "encoder.0-3.q, encoder.0-3.k, head, encoder.9.q"
     assert folded([("a.0", 1), ("a.1", 1), ("a.2", 2)]) == {"a.0": [0], "a.1": [1], "a.2": [2]}
     nested = [f"stage.{i}.block.{j}.w" for i in range(3) for j in range(3)]
     assert folded((name, ()) for name in nested) == {"stage.0-2.block.0-2.w": list(range(9))}
@@ -303,7 +303,7 @@ def test_folded_names() -> None:
         "stage.1.block.0-2.w",
         "stage.2.block.0-3.w",
     ]
-    assert ranges([7, 1, 2, 3]) == "1-3,7"
+    assert names_of(["0", "2", "4"]) == "0, 2, 4"
     assert columns([("name", "n"), ("a" * 40, "2"), ("b", "10")], right=(1,)).splitlines() == [
         "name   n", "a" * 40, "       2", "b     10",
     ]  # fmt: skip

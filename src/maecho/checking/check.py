@@ -103,7 +103,7 @@ class _Checking:
         upload, times = self._uploaded(model, (x, y), count)
         plan, no_stages = self._plan(model, (x, y), () if upload is None else upload.recipe["unknown"])
         calls = layers.counted(model, x, self._outputs)
-        found = layers.found(model, calls, None if upload is None else upload.layers)
+        found = layers.found(model, calls, upload)
         self._notes(found)
         stages = None if plan is None else tuple(tuple(unit.name for unit in stage) for stage in plan.stages)
         if upload is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from maecho.network.attention import slow_path
 from maecho.network.batches.reading import Read
 from maecho.network.forward import call, evaluating
 from maecho.network.hooks import watching
-from maecho.network.layers import Architecture, Layer
+from maecho.network.layers import Architecture
+from maecho.upload.upload import Upload
 
 NOT_ITS_MATRIX = "what it gives out is not its matrix times its inputs"
 NO_KIND = "maecho does not know its class as a matrix"
@@ -37,23 +38,51 @@ def counted(model: nn.Module, inputs: Any, outputs: Read | None) -> dict[str, in
     return calls
 
 
-def found(model: nn.Module, calls: Mapping[str, int] | None, verified: Iterable[Layer] | None) -> list[LayerFound]:
-    """All modules with parameters of their own. `calls` and `verified` are None if the model did not run."""
+def found(model: nn.Module, calls: Mapping[str, int] | None, upload: Upload | None) -> list[LayerFound]:
+    """All modules with parameters of their own, and the matrices that an upload finds inside of others.
+
+    `calls` is None if the model did not run, and `upload` if there is none.
+    """
     architecture, of_norms = layers.read(model), norms.find(model)
-    good = None if verified is None else {layer.name for layer in verified}
+    good = None if upload is None or calls is None else {layer.name for layer in upload.layers}
     state = model.state_dict()
     shapes = {name: layer.shape(state) for name, layer in architecture.layers.items()}
-    return [
+    rows = [
         _one(
             LayerFound(name, type(module).__name__, "averaged", calls=0 if calls is None else calls.get(name, 0)),
             architecture,
             name in of_norms,
             shapes.get(name),
-            good if calls is not None else None,
+            good,
         )
         for name, module in model.named_modules()
         if _own(module)
     ]
+    return rows if upload is None else _with_parts(rows, upload)
+
+
+def _with_parts(rows: list[LayerFound], upload: Upload) -> list[LayerFound]:
+    """The rows, with the matrices inside a module in the place of the module, if the upload has some."""
+    listed = {one.name for one in rows}
+    parts = [layer for layer in upload.layers if layer.name not in listed]
+    out = []
+    for one in rows:
+        inside = [layer for layer in parts if layer.name.startswith(f"{one.name}." if one.name else "")]
+        inside = inside if one.read == "averaged" and one.why == NO_KIND else []
+        parts = [layer for layer in parts if layer not in inside]
+        out += [
+            LayerFound(
+                layer.name,
+                f"in {one.kind}",
+                "verified",
+                matrix=layer.shape(upload.weights),
+                bias=layer.bias is not None,
+                inputs="numbers",
+                calls=one.calls,
+            )
+            for layer in inside
+        ] or [one]
+    return out
 
 
 def _own(module: nn.Module) -> bool:
