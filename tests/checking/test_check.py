@@ -31,6 +31,14 @@ def said(check: maecho.Check, level: records.Level) -> str:
     return "\n".join(check.of(level))
 
 
+def relayed(model: nn.Module, data: Any) -> set[str]:
+    """What a relay client warns of when it finds its stages."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert maecho.RelayClient(model, data, "ann").plan.stages
+    return {str(one.message).removeprefix("ann: ") for one in caught}
+
+
 def uploaded(model: nn.Module, data: Any, **options: Any) -> tuple[maecho.Upload, list[str]]:
     """An upload, and what was warned of, without the client's name."""
     with warnings.catch_warnings(record=True) as caught:
@@ -92,7 +100,15 @@ def test_warnings_are_those_of_an_upload(make: Callable[[], nn.Module], data: An
     _, expected = uploaded(model, data)
     found = maecho.check(model, data)
     assert found.ok
-    assert sorted(found.of("warning")) == sorted(set(expected))
+    warned = found.of("warning")
+    assert len(warned) == len(set(warned))
+    assert set(expected) <= set(warned) <= set(expected) | relayed(model, data)
+
+
+def test_what_a_relay_warns_of_is_not_said_twice() -> None:
+    make, data = LOST["a class that is no matrix"]
+    assert len(relayed(make(), data)) == 1
+    assert len(maecho.check(make(), data).of("warning")) == 1
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
