@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "maecho"
 CORE = {"torch", "numpy", "safetensors"}
 LEAVES = {
-    "rich": {"cli/console.py", "cli/rounds_commands.py", "progress.py", "formatting.py"},
+    "rich": {"cli/console.py", "cli/rounds_commands.py", "progress.py"},
     "typer": {
         "cli/app.py",
         "cli/options.py",
@@ -30,6 +30,7 @@ LEAVES = {
         "cli/merging_commands.py",
         "cli/lab_commands.py",
         "cli/page_commands.py",
+        "cli/relay_commands.py",
         "cli/rounds_commands.py",
     },
     "msgspec": {"schema.py"},
@@ -72,6 +73,7 @@ ROOMS = (
     "echo",
     "aggregation",
     "backbones",
+    "checking",
     "evaluation",
     "rounds",
     "lab",

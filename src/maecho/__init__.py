@@ -9,6 +9,8 @@ from maecho._version import __version__
 
 if TYPE_CHECKING:
     from maecho.aggregation import METHODS, aggregate
+    from maecho.checking.check import check
+    from maecho.checking.found import Check
     from maecho.echo.client import RelayClient
     from maecho.echo.relay import relay
     from maecho.echo.server import RelayServer
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
+    "Check",
     "Ensemble",
     "Evaluation",
     "InputError",
@@ -32,6 +35,7 @@ __all__ = [
     "UploadError",
     "__version__",
     "aggregate",
+    "check",
     "evaluate",
     "make_upload",
     "relay",
@@ -41,6 +45,7 @@ __all__ = [
 # does not load the methods.
 _HOMES = {
     "METHODS": "aggregation",
+    "Check": "checking.found",
     "Ensemble": "evaluation",
     "Evaluation": "evaluation",
     "InputError": "errors",
@@ -51,6 +56,7 @@ _HOMES = {
     "Upload": "upload.upload",
     "UploadError": "errors",
     "aggregate": "aggregation",
+    "check": "checking.check",
     "evaluate": "evaluation",
     "make_upload": "upload.client",
     "relay": "echo.relay",
@@ -60,6 +66,7 @@ _ROOMS = (
     "aggregation",
     "alignment",
     "backbones",
+    "checking",
     "echo",
     "evaluation",
     "lab",

@@ -35,7 +35,10 @@ ERRORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data of another width": (f"{UPLOAD} --model MODULE:network --data MODULE:narrow", ("ann", "4", "3")),
     "bad rank": (f"{UPLOAD} --model MODULE:network --data MODULE:ann --rank '3 apples'", ("rank", "3 apples")),
     "unknown statistic": (f"{UPLOAD} --model MODULE:network --data MODULE:ann --statistics hessian", ("hessian",)),
-    "pickled weights": (f"{EVALUATE} --model MODULE:network --weights ann.pt", ("safetensors", "ann.pt", "run code")),
+    "pickled weights": (
+        f"{EVALUATE} --model MODULE:network --weights ann.pt",
+        ("safetensors", "ann.pt", "torch.save", "got neither"),
+    ),
     "other weights": (f"{EVALUATE} --model MODULE:wide --weights ann.safetensors", ("ann.safetensors", "0.weight")),
     "weights of the future": (f"{EVALUATE} --model MODULE:network --weights newer", ("newer", "newer maecho")),
     "missing weights": (f"{EVALUATE} --model MODULE:network --weights no.safetensors", ("no.safetensors", "nothing")),

@@ -237,8 +237,13 @@ class PFNM(FedMA):
     estimate: Literal["mean", "map"] = "map"
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        first = uploads[0]
-        for layer in first.layers:
-            if not layer.dense:
-                raise InputError(f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma")
+        wrong = self.complaint(uploads[0])
+        if wrong:
+            raise InputError(wrong)
         return super().__call__(uploads)
+
+    @staticmethod
+    def complaint(upload: Upload) -> str:
+        """Why uploads of this network cannot be merged so; empty if they can."""
+        layer = next((layer for layer in upload.layers if not layer.dense), None)
+        return f"pfnm is for fully connected networks, got the layer {layer.name!r}; use fedma" if layer else ""

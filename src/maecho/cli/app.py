@@ -12,15 +12,25 @@ import typer
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from maecho._version import __version__
-from maecho.cli import lab_commands, merging_commands, page_commands, rounds_commands, upload_commands
-from maecho.errors import one_line
+from maecho.cli import (
+    lab_commands,
+    merging_commands,
+    page_commands,
+    relay_commands,
+    rounds_commands,
+    upload_commands,
+    values,
+)
+from maecho.errors import one_line, printable
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": lab_commands.demo,
+    "check": upload_commands.check_,
     "upload": upload_commands.upload,
-    "aggregate": merging_commands.aggregate_,
-    "evaluate": merging_commands.evaluate_,
     "inspect": upload_commands.inspect,
+    "aggregate": merging_commands.aggregate_,
+    "relay": relay_commands.relay_,
+    "evaluate": merging_commands.evaluate_,
     "methods": merging_commands.methods,
     "rounds": rounds_commands.rounds,
     "reproduce": lab_commands.reproduce_,
@@ -43,7 +53,11 @@ def main() -> None:
     """Run the command line. With MAECHO_DEBUG=1 an error shows its traceback."""
     warnings.showwarning = lambda message, *_: print(f"warning: {one_line(str(message))}", file=sys.stderr)
     try:
-        app()
+        try:
+            app()
+        finally:
+            for folder in values.made_folders():
+                print(f"note: made the folder {printable(str(folder))}", file=sys.stderr)
     except (ValueError, OSError, FloatingPointError, LinAlgError) as error:
         if os.environ.get("MAECHO_DEBUG"):
             raise

@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,6 @@ from maecho.lab.report.findings import short
 from maecho.lab.report.notes import notes
 from maecho.lab.report.tables import Ladder
 from maecho.progress import stderr
-from maecho.upload import inspection
-from maecho.upload.header import not_sent
-from maecho.upload.upload import read
 
 if TYPE_CHECKING:
     from maecho.lab.demo import Demo
@@ -83,56 +79,6 @@ def show_demo(demo: Demo, folder: Path, page: Path) -> None:
     out.print(table)
     say("What leaves a client: ", plain(f"maecho inspect {folder / 'client-0.safetensors'}", "bold"))
     say("All of it as a page: ", plain(page, "bold"), whole=True)
-
-
-def show_upload(path: Path, as_json: bool) -> None:
-    """Print the content of an upload's file, who made it, and what it can reveal."""
-    (upload, header), total = read(path), path.stat().st_size
-    if as_json:
-        print_json(
-            {
-                "file": str(path),
-                "bytes": total,
-                **{key: getattr(header, key) for key in ("client", "examples", "fingerprint", "recipe")},
-                "statistics": sorted(header.statistics),
-                "made_by": header.made_by,
-                "tensors": [asdict(entry) for entry in inspection.entries(upload)],
-                "averaged": inspection.averaged(upload),
-                "reveals": inspection.reveals(upload),
-                "warnings": inspection.warnings(upload),
-            }
-        )
-        return
-    say(
-        plain(path, "bold"),
-        ": upload of ",
-        plain(upload.client, "bold"),
-        f", {upload.examples:,} examples, {size(total)}, architecture {upload.fingerprint}, ",
-        plain(header.made_by),
-    )
-    table = Table()
-    for column in ("part", "tensor", "shape", "dtype", "rank", "bytes"):
-        table.add_column(column, justify="right" if column in ("rank", "bytes") else "left")
-    for entry in inspection.entries(upload):
-        rank = "" if entry.rank is None else str(entry.rank)
-        shape = " x ".join(map(str, entry.shape)) or "scalar"
-        table.add_row(entry.part, plain(entry.name), shape, entry.dtype, rank, f"{entry.bytes:,}")
-    table.add_section()
-    table.add_row("total", "", "", "", "", f"{sum(entry.bytes for entry in inspection.entries(upload)):,}")
-    out.print(table)
-    averaged = inspection.averaged(upload)
-    if averaged:
-        say("Only averaged, without an input matrix: ", plain(", ".join(averaged)))
-    for what, why in not_sent(upload.recipe).items():
-        say("Not sent: ", plain(what), ", since ", plain(why))
-    promised = inspection.privacy(upload)
-    if promised is not None:
-        say("\n", ("Privacy", "bold"), ", as the client says: ", plain(promised), ".")
-    say(("\nWhat it can reveal", "bold"))
-    for part, words in inspection.reveals(upload).items():
-        say("  ", (part, "bold"), f": {words}")
-    for warning in inspection.warnings(upload):
-        say("  ", ("Warning:", "bold yellow"), " ", plain(warning), ".")
 
 
 def show_merged(merged: Merged, path: Path) -> None:

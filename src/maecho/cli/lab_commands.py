@@ -42,6 +42,7 @@ def demo(
 
     # Networks of this size gain nothing from threads, and on a busy machine threads wait for each other for minutes.
     torch.set_num_threads(1)
+    values.check_folder(out)
     page = pages.place(out)
     result = run(out, clients, beta, seed)
     disk.write_text(page, pages.page(result, f"maecho demo --clients {clients} --beta {beta} --seed {seed}"))
@@ -92,6 +93,8 @@ def reproduce_(
     if picture is not None:
         plots.check(picture)
         values.check_out(picture, force, option="--picture")
+    if out is not None and not show:
+        values.check_folder(out)
     found, missing = {}, []
     for experiment in chosen:
         if isinstance(experiment, Study):

@@ -14,6 +14,7 @@ from maecho.cli.options import Data, Force, Json, Model
 from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab.report.tables import ladders
+from maecho.upload.skeleton import NoNetworkError
 from maecho.upload.upload import Upload
 
 
@@ -42,7 +43,10 @@ def aggregate_(
     chosen = values.options(method, options or [])
     if device is not None and chosen.setdefault("device", device) != device:
         raise InputError(f"device must be given once, got --device {device} and --set device={chosen['device']}")
-    merged = aggregate(uploads, method, model=network, **chosen)
+    try:
+        merged = aggregate(uploads, method, model=network, **chosen)
+    except NoNetworkError as error:
+        raise InputError(f"{error.sentence}; give it as --model package.module:factory") from error
     merged.save(out)
     if as_json:
         console.print_json({"out": str(out), "averaged": merged.averaged, "recipe": merged.recipe})
@@ -55,7 +59,9 @@ def evaluate_(
     data: Data,
     weights: Annotated[
         list[Path] | None,
-        typer.Option(help="A merged model, an upload or any safetensors state_dict. Several make an ensemble."),
+        typer.Option(
+            help="A merged model, an upload, or a state_dict in safetensors or by torch.save. Several make an ensemble."
+        ),
     ] = None,
     by: Annotated[values.By, typer.Option(help="How an ensemble combines outputs.")] = values.By.probabilities,
     as_json: Json = False,

@@ -36,6 +36,8 @@ def report(
     values.check_out(out, force)
     if pictures is not None and pictures.exists() and not pictures.is_dir():
         raise InputError(f"--figures must be a folder, got a file at {pictures}")
+    if pictures is not None:
+        values.check_folder(pictures, "--figures")
     measured, studies = collect(results_folder() if results is None else results)
     drawn = figures(measured, studies) if pictures is not None else {}
     paths = {name: (pictures or Path()) / name for name in drawn}

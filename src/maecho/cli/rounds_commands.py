@@ -88,6 +88,8 @@ def rounds(
         raise InputError(f"--loss must be one of {', '.join(LOSSES)}, got {loss!r}")
     if checkpoints is not None and checkpoints.exists() and not checkpoints.is_dir():
         raise InputError(f"--checkpoints must be a folder, got a file at {checkpoints}")
+    if checkpoints is not None:
+        values.check_folder(checkpoints, "--checkpoints")
     if model is None:
         torch.set_num_threads(1)  # networks of this size gain nothing from threads
     network, parts, measured = _own(model, data, test) if model and data and test else _digits(clients, classes, seed)

@@ -8,15 +8,12 @@ from typing import Annotated
 import torch
 import typer
 
-from maecho.cli import console, factories, values
-from maecho.cli.options import Data, Force, Json, Model
+from maecho.checking.check import check
+from maecho.cli import console, factories, inspecting, values
+from maecho.cli.options import Data, Force, Json, Model, Rank, Statistics, Weights
 from maecho.errors import InputError
 from maecho.privacy import Privacy
-from maecho.statistics import STATISTICS
 from maecho.upload.client import make_upload
-
-DEFAULT = [name for name, statistic in STATISTICS.items() if statistic.by_default]
-PRIVATE = [name for name, statistic in STATISTICS.items() if statistic.private]
 
 
 def upload(
@@ -24,24 +21,9 @@ def upload(
     data: Data,
     client: Annotated[str, typer.Option(help="This client's name. No other client may have the same one.")],
     out: Annotated[Path, typer.Option(help="The file to write.")],
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="Trained weights (safetensors). Without them the factory must return a trained model."),
-    ] = None,
-    statistics: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Statistics to send, separated by commas, from {', '.join(STATISTICS)}. By default "
-            f"{','.join(DEFAULT)}; with privacy {','.join(PRIVATE)}."
-        ),
-    ] = None,
-    rank: Annotated[
-        str,
-        typer.Option(
-            help='How far to cut statistics: a rank (64), one for each layer ({"fc1": 64}), a share of energy (0.999), '
-            'a size (3x, "5 MB"), or all.'
-        ),
-    ] = "4x",
+    weights: Weights = None,
+    statistics: Statistics = None,
+    rank: Rank = "4x",
     labels: Annotated[
         values.Labels,
         typer.Option(help="Labels for fisher and gradients: the model's own, samples of these, or the data's."),
@@ -79,12 +61,48 @@ def upload(
         privacy=privacy,
     )
     made.save(out, permissions)
-    console.show_upload(out, as_json)
+    inspecting.show_upload(out, as_json)
 
 
-def inspect(file: Annotated[Path, typer.Argument(help="An upload file.")], as_json: Json = False) -> None:
-    """Show what leaves a client: every tensor, its shape, bytes and rank, and in plain words what it can reveal.
+def check_(
+    model: Model,
+    data: Data,
+    weights: Weights = None,
+    client: Annotated[str, typer.Option(help="This client's name.")] = "client",
+    statistics: Statistics = None,
+    rank: Rank = "4x",
+    as_json: Json = False,
+) -> None:
+    """Look at a model and its first batch before any work: how layers are read, what an upload would lose, its size and
+    time, which methods can be used, and what is wrong. Writes nothing. Ends with code 1 after an error.
+
+    Example: `maecho check --model clinic:network --weights a.safetensors --data clinic:train`
+    """
+    # The batches are not looked at here: what is wrong with them is a finding.
+    found = check(
+        factories.model(model, weights),
+        factories.call(data, "data"),
+        client,
+        values.words(statistics),
+        values.rank(rank),
+    )
+    if as_json:
+        console.print_json(found.as_dict())
+    else:
+        print(found)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="An upload file.")],
+    every: Annotated[
+        bool, typer.Option("--all", help="List every tensor. By default equal blocks are one line.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what leaves a client: its tensors, their shapes, bytes and ranks, and in plain words what they can reveal.
 
     Example: `maecho inspect clinic-a.safetensors`
     """
-    console.show_upload(file, as_json)
+    inspecting.show_upload(file, as_json, every)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -31,6 +32,28 @@ class Labels(StrEnum):
     observed = "observed"
 
 
+_NEW: list[Path] = []
+"""Folders that did not exist when a command was told to write into them."""
+
+
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Raise InputError if a folder neither exists nor can be made. This runs before any work is done."""
+    there = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), Path())
+    if not there.is_dir():
+        raise InputError(f"{option} must lie in a folder, got {folder}, where {there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write into {folder}: {option} needs the permission to write in {there}, got none")
+    if there != folder:
+        _NEW.append(folder)
+
+
+def made_folders() -> list[Path]:
+    """The folders that commands made since the last call."""
+    found = [folder for folder in dict.fromkeys(_NEW) if folder.is_dir()]
+    _NEW.clear()
+    return found
+
+
 def check_out(out: Path, force: bool, inputs: Iterable[Path] = (), option: str = "--out") -> None:
     """Raise InputError if a result may not be written to `out`. This runs before any work is done.
 
@@ -46,6 +69,7 @@ def check_out(out: Path, force: bool, inputs: Iterable[Path] = (), option: str =
             )
         if out.exists() and not force:
             raise InputError(f"cannot write {out}: it must be a new file, got one that exists; --force replaces it")
+        check_folder(out.parent, option)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error
 

@@ -32,6 +32,7 @@ from maecho.network.packed.twin import compared, twin_of
 from maecho.network.plain import plain as unwrapped
 from maecho.network.stages import Plan, plan
 from maecho.network.units import Unit, network
+from maecho.options import number
 from maecho.privacy import Privacy
 
 
@@ -47,6 +48,9 @@ class RelayClient:
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         privacy: noise on all sums. Each answer is one release. The client's weights are not covered.
         released: with privacy, how often the same data were released before. An upload is one release.
+        minimum: so many examples must carry all that is sent. An input of a unit is left out if one example makes more
+            than 1/minimum of its Σ h², and a class with fewer examples is left out; see docs/echo.md for what this does
+            not stop. With privacy it is refused, since noise protects single examples, and leaving out would not.
         inputs, labels, outputs: functions that find the inputs and the labels in a batch, and the scores in what the
             model returns, if the usual rules do not (docs/batches.md).
     """
@@ -62,6 +66,7 @@ class RelayClient:
         progress: bool | None = None,
         privacy: Privacy | None = None,
         released: int = 0,
+        minimum: int | None = None,
         inputs: Read | None = None,
         labels: Read | None = None,
         outputs: Read | None = None,
@@ -82,6 +87,16 @@ class RelayClient:
         self._merged = copy.deepcopy(self._own)
         self._aliases = read(self._own).aliases
         self._plan = plan
+        if minimum is not None:
+            number("minimum", minimum, "a whole number, at least 1", 1, whole=True)
+            if privacy is not None:
+                raise InputError(
+                    f"{client}: a minimum must come without privacy, since what is left out depends on the data "
+                    f"without noise, got minimum={minimum} and {privacy!r}"
+                )
+        self._minimum = minimum
+        self.withheld: dict[str, int] = {}
+        """How many inputs of each unit were left out of answers, since too few examples carry them."""
         self._ledger = None if privacy is None else PrivacyLedger(privacy, client, released)
 
     @property
@@ -208,8 +223,10 @@ class RelayClient:
             calls=self.plan.calls,
             reader=self._reader,
             limit=None if ledger is None else ledger.privacy.factor,
+            minimum=self._minimum,
             progress=self._progress,
         )
+        self._tell(observed.withheld, units)
         examples, sums = float(observed.examples), observed.units
         if ledger is not None:
             diagonal = {unit.name for unit in units if unit.layer.one_hot}
@@ -217,6 +234,16 @@ class RelayClient:
         totals = [totals_of(unit, sums[unit.name], unit.matrix(self._own) * examples) for unit in units]
         one = torch.ones((), dtype=torch.float64)
         return Answer(one, torch.tensor(examples, dtype=torch.float64), tuple(totals))
+
+    def _tell(self, withheld: Mapping[str, int], units: Sequence[Unit]) -> None:
+        self.withheld |= withheld
+        for unit in units:
+            if unit.name in withheld:
+                groups, _, d = unit.layer.shape(self._own.state_dict())
+                self._reader.lost(
+                    f"{withheld[unit.name]} of {groups * d} inputs of {unit.name!r} are not in the answer, since fewer "
+                    f"than {self._minimum} examples carry them; a server that asks honestly loses little by that"
+                )
 
     def _classes(self, head: str) -> int:
         units = network(self._own)

@@ -7,7 +7,8 @@ h is the merged network's input to a unit. z is the output of the client's own u
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from maecho import devices
 from maecho.echo.totals import ByClass, UnitSums
+from maecho.echo.withheld.carriers import Carriers, Kept
 from maecho.errors import InputError
 from maecho.network import kinds
 from maecho.network.attention import slow_path
@@ -29,6 +31,9 @@ Limit = Callable[[Tensor, Tensor], Tensor]
 """Limits what one example can add to the sums. It takes the rows [g, examples, places, in] and [g, examples, places,
 out], and gives the factors [examples] that scale each example's rows."""
 
+See = Callable[[Tensor, Tensor | None, int], None]
+"""Is shown the rows that are added up, the labels beside them, and the number of their examples."""
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -37,6 +42,8 @@ class Observed:
     examples: int
     units: Mapping[str, UnitSums]
     """The sums of every unit of the stage."""
+    withheld: Mapping[str, int] = field(default_factory=dict)
+    """How many inputs of a unit are left out, since too few examples carry them."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ def observe(
     calls: Mapping[str, int] | None = None,
     reader: Reader | None = None,
     limit: Limit | None = None,
+    minimum: int | None = None,
     progress: bool | None = None,
 ) -> Observed:
     """Pass over a client's data once and sum up.
@@ -77,11 +85,13 @@ def observe(
         calls: how often each module runs. With it a pass ends as soon as all units have run.
         reader: finds inputs and labels in a batch.
         limit: limits what one example can add, for privacy.
+        minimum: so many examples must carry every input and every class. Others are left out, as if they were 0.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
     """
     found: dict[str, UnitSums] = {}
     pair = _OwnAndMerged(own, merged, units, calls or {})
     total, labelled = 0, True
+    carriers = None if minimum is None else Carriers(minimum)
     reader = reader or Reader(own, client)
     for step in forward(pair, batches, client, progress, reader=reader, raw=True):
         total += step.size
@@ -99,7 +109,7 @@ def observe(
                     f"{client}: with privacy a layer must run once, got {unit.name!r}, which runs "
                     f"{len(calls_merged)} times"
                 )
-            for z, (module, x) in zip(calls_own, calls_merged, strict=True):
+            for turn, (z, (module, x)) in enumerate(zip(calls_own, calls_merged, strict=True)):
                 row_each = unit.layer.one_row_each(x, step.size) and not unit.diagonal
                 labels = labels_of_step if unit.name in layers_with_labels and row_each else None
                 y = None if labels is None else one_hot(labels.to(x.device), classes).double()
@@ -108,7 +118,11 @@ def observe(
                         f"{client}: with privacy every example must give a layer rows of its own, got {len(x)} at "
                         f"{unit.name!r} for {step.size} example(s)"
                     )
-                for sums in _pieces(unit, merged.get_submodule(module), x, z, y, limit):
+                see = None
+                if carriers is not None:
+                    apart = len(x) == step.size
+                    see = partial(_see, carriers, unit, merged.get_submodule(module), apart, turn)
+                for sums in _pieces(unit, merged.get_submodule(module), x, z, y, limit, see):
                     found[unit.name] = found[unit.name].add_(sums) if unit.name in found else sums
     if not total:
         raise InputError(f"{client}: the batches must hold at least one example, got none")
@@ -117,7 +131,35 @@ def observe(
             raise InputError(f"{client}: sums must be of layers that run, got {unit.name!r}, which never does")
     if not labelled:  # sums by class must cover the same examples as the other sums
         found = {name: replace(sums, by_class=None) for name, sums in found.items()}
-    return Observed(total, found)
+    if carriers is None:
+        return Observed(total, found)
+    if total < carriers.minimum:
+        raise InputError(f"{client}: an answer must be of at least {carriers.minimum} examples, got {total}")
+    kept = {name: carriers.kept(name) for name in found}
+    withheld = {name: int((~one.inputs).sum()) for name, one in kept.items() if not one.inputs.all()}
+    found = {name: _without(one, kept[name], carriers.minimum) for name, one in found.items()}
+    return Observed(total, found, withheld)
+
+
+def _see(
+    carriers: Carriers, unit: Unit, module: nn.Module, apart: bool, turn: int, h: Tensor, y: Tensor | None, n: int
+) -> None:
+    """Show rows of n examples to the carriers. If examples cannot be told apart, they count as one."""
+    width = kinds.inputs(module) if unit.layer.one_hot else h.shape[-1]
+    carriers.see(unit.name, h, n if apart else 1, width, y, turn)
+
+
+def _without(sums: UnitSums, kept: Kept, minimum: int) -> UnitSums:
+    """The sums as they would be if what is not kept had been 0."""
+    inputs, by_class = kept.inputs.double(), sums.by_class
+    one_hot_rows = sums.gram.shape[-2] == 1 != sums.gram.shape[-1]
+    gram = sums.gram * (inputs.unsqueeze(1) if one_hot_rows else inputs.unsqueeze(2) * inputs.unsqueeze(1))
+    if by_class is not None and kept.by_class is not None:
+        held = (by_class.counts >= minimum).double()
+        labels = by_class.labels * kept.by_class * inputs * held[:, None]
+        outputs = None if by_class.outputs is None else by_class.outputs * held[:, None]
+        by_class = ByClass(labels, by_class.counts * held, outputs, by_class.squares)
+    return replace(sums, gram=gram, cross=sums.cross * inputs.unsqueeze(1), by_class=by_class)
 
 
 def _labels(step: Pass, classes: int, reader: Reader) -> Tensor | None:
@@ -129,7 +171,13 @@ def _labels(step: Pass, classes: int, reader: Reader) -> Tensor | None:
 
 
 def _pieces(
-    unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None
+    unit: Unit,
+    module: nn.Module,
+    x: Tensor,
+    z: Tensor,
+    y: Tensor | None,
+    limit: Limit | None,
+    see: See | None = None,
 ) -> Iterator[UnitSums]:
     """The sums of one call of a unit, piece by piece, to save memory."""
     if kinds.unbatched(module, x):
@@ -141,13 +189,17 @@ def _pieces(
     at_once = kinds.examples_at_once(module, x)
     for at in range(0, len(x), at_once):
         piece = slice(at, at + at_once)
-        yield _sums(unit, module, x[piece], z[piece], None if y is None else y[piece], limit)
+        yield _sums(unit, module, x[piece], z[piece], None if y is None else y[piece], limit, see)
 
 
-def _sums(unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None) -> UnitSums:
+def _sums(
+    unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None, limit: Limit | None, see: See | None
+) -> UnitSums:
     h, t = unit.rows(module, x), unit.output_rows(module, z).double()
     if unit.layer.one_hot:
         h = h[0]
+        if see is not None:
+            see(h, y, len(x))
         d, o = kinds.inputs(module), t.shape[-1]
         counts = h.bincount(minlength=d).double()
         if limit is not None:
@@ -159,6 +211,8 @@ def _sums(unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None,
     h = h.double()
     if unit.bias:
         h = torch.cat([h, h.new_ones(*h.shape[:-1], 1)], -1)
+    if see is not None:
+        see(h, y, len(x))
     if limit is not None:
         factor = _factor(limit, h, t, len(x))
         h, t = _scaled(h, factor), _scaled(t, factor)

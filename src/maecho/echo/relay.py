@@ -36,6 +36,7 @@ def relay(
     start: Mapping[str, Tensor] | None = None,
     progress: bool | None = None,
     privacy: Privacy | None = None,
+    minimum: int | None = None,
     inputs: Read | None = None,
     labels: Read | None = None,
     outputs: Read | None = None,
@@ -52,7 +53,7 @@ def relay(
             a cut.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
         privacy: noise on all that every client says about its data. The recipe states the total cost.
-        inputs, labels, outputs: as for RelayClient.
+        minimum, inputs, labels, outputs: as for RelayClient.
     """
     began = time.perf_counter()
     pairs = list(clients)
@@ -67,6 +68,7 @@ def relay(
             progress=False,
             privacy=privacy,
             released=before,
+            minimum=minimum,
             inputs=inputs,
             labels=labels,
             outputs=outputs,

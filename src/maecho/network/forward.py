@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from maecho import devices
 from maecho.errors import InputError, text_of
-from maecho.network.batches.inputs import arguments, examples, leaves, shapes
+from maecho.network.batches.inputs import NOT_FINITE, arguments, examples, leaves, shapes
 from maecho.network.batches.labels import classes_of
 from maecho.network.batches.reading import Read, Reader, scores
 from maecho.progress import track
@@ -59,7 +59,7 @@ def forward(
                 continue
             first = leaves(x)[0]
             if first.is_floating_point() and not first.isfinite().all():
-                raise InputError(f"{label}: the inputs must be finite, got NaN or infinity")
+                raise InputError(f"{label}: {NOT_FINITE}")
             try:
                 with torch.set_grad_enabled(graph):
                     output = call(model, x, device, _same if raw else reader.reading.outputs)

@@ -22,7 +22,7 @@ from maecho.errors import InputError
 from maecho.linalg.finite import is_finite
 from maecho.network import norms
 from maecho.network.attention import slow_path
-from maecho.network.batches.inputs import examples, leaves, subset
+from maecho.network.batches.inputs import NOT_FINITE, examples, leaves, subset
 from maecho.network.batches.reading import Read
 from maecho.network.forward import call
 from maecho.network.hooks import watching
@@ -58,7 +58,7 @@ def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
     model returns.
     """
     if any(x.is_floating_point() and not x.isfinite().all() for x in leaves(inputs)):
-        raise InputError("the inputs must be finite, got NaN or infinity")
+        raise InputError(NOT_FINITE)
     model = copy.deepcopy(model).eval()
     run = _Runner(model, inputs, outputs)
     if run.dirty(()):

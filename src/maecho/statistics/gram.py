@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho.formatting import names_of
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal, add_into
 from maecho.network import kinds
@@ -32,11 +33,19 @@ class Gram(OfLayers):
         return "sum of x xᵀ over the inputs x of the layer, a bias being one more input that is always 1"
 
     def warnings(self, value: Any, carrier: Carrier) -> list[str]:
+        words = [layer for layer in carrier.layers if layer.one_hot and layer.name in value]
+        named = ", ".join(f"{layer.name} ({layer.shape(carrier.weights)[2]:,})" for layer in words)
+        tokens = [
+            f"how often each token occurs in the data is in the Gram of {named}: it shows which rare words, such as "
+            "names, occur"
+        ]
+        tokens = tokens if words else []
         thin = [n for n, gram in value.items() if isinstance(gram, Spectrum) and carrier.examples < gram.width]
         if not thin:
-            return []
+            return tokens
         return [
-            f"fewer examples ({carrier.examples}) than inputs at {', '.join(thin)}: the Gram spans just those examples"
+            *tokens,
+            f"fewer examples ({carrier.examples}) than inputs at {names_of(thin)}: the Gram spans just those examples",
         ]
 
 

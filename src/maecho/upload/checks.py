@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from maecho.upload.upload import Upload
 
 
+def not_finite(name: str) -> str:
+    """What is wrong with a weight that holds NaN."""
+    return f"weight {name!r} must be finite, got NaN or infinity"
+
+
 def weights(upload: Upload) -> None:
     """Check the client's name, the number of examples, the recipe, the weights and the layers."""
     header.check_client(upload.client, upload.examples)
@@ -25,7 +30,7 @@ def weights(upload: Upload) -> None:
     header.check_architecture(upload.client, upload.weights, upload.layers, upload.head, upload.aliases, upload.stored)
     for name, tensor in upload.weights.items():
         if tensor.is_floating_point() and not is_finite(tensor):
-            raise UploadError(f"{upload.client}: weight {name!r} must be finite, got NaN or infinity")
+            raise UploadError(f"{upload.client}: {not_finite(name)}")
 
 
 def statistics(upload: Upload) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from maecho.statistics.of_layers import OfLayers
 from maecho.statistics.passes.gather import Gathered, gather
 from maecho.statistics.statistic import Setting
 from maecho.upload import size
+from maecho.upload.checks import not_finite
 from maecho.upload.private import gather_privately
 from maecho.upload.upload import Upload
 
@@ -120,7 +121,7 @@ def make_upload(
         )
     _warn(client, gathered, by_default=statistics is None)
     not_sent = dict(gathered.missing)
-    spaces = _spaces(twin.network, gathered.inputs, not_sent)
+    spaces = _spaces(client, twin.network, gathered.inputs, not_sent)
     upload = Upload(
         client=client,
         examples=gathered.found.examples,
@@ -180,7 +181,7 @@ def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | No
     return [STATISTICS[name] for name in names]
 
 
-def _spaces(model: nn.Module, inputs: Any, not_sent: dict[str, str]) -> Spaces | None:
+def _spaces(client: str, model: nn.Module, inputs: Any, not_sent: dict[str, str]) -> Spaces | None:
     """The neuron spaces that hold on these inputs. Why others are left out is noted in `not_sent`: only matching needs
     them."""
     try:
@@ -190,7 +191,9 @@ def _spaces(model: nn.Module, inputs: Any, not_sent: dict[str, str]) -> Spaces |
         return None
     if left_out:
         reasons = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
-        warnings.warn(f"the neurons of these layers keep their order in matching: {reasons}", stacklevel=4)
+        warnings.warn(
+            one_line(f"{client}: the neurons of these layers keep their order in matching: {reasons}"), stacklevel=4
+        )
     not_sent |= {f"space {name!r}": reason for name, reason in left_out.items()}
     return spaces
 
@@ -224,7 +227,7 @@ def _weights(model: nn.Module, architecture: layers.Architecture, client: str) -
                 f"{client}: every entry of the state_dict must be a tensor, got {name!r}: {type(value).__name__}"
             )
         if not is_finite(value):
-            raise InputError(f"{client}: weight {name!r} must be finite, got NaN or infinity")
+            raise InputError(f"{client}: {not_finite(name)}")
         if name not in architecture.aliases:
             weights[name] = value.detach().to("cpu", copy=True)
     return weights

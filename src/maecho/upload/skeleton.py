@@ -8,15 +8,23 @@ from maecho.errors import InputError
 from maecho.upload.upload import Upload
 
 
+class NoNetworkError(InputError):
+    """A method got no network. The command line gives other advice than Python."""
+
+    def __init__(self, sentence: str, advice: str):
+        super().__init__(f"{sentence}; {advice}")
+        self.sentence = sentence
+
+
 def skeleton(model: nn.Module | None, first: Upload, method: str, why: str) -> nn.Module:
     """The model, if there is one and the weights of the first upload fit it. Raises InputError if not.
 
     `why` completes "since <method> …" in the error.
     """
     if model is None:
-        raise InputError(
-            f"{method}: model must be the network that the uploads are weights of, since {method} {why}, got none; "
-            f"give it as aggregate(uploads, {method!r}, model=network)"
+        raise NoNetworkError(
+            f"{method}: model must be the network that the uploads are weights of, since {method} {why}, got none",
+            f"give it as aggregate(uploads, {method!r}, model=network)",
         )
     expected, got = first.state_dict(), model.state_dict()
     for name in {**expected, **got}:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maecho import devices
 from maecho.errors import InputError, UploadError
+from maecho.formatting import size
 from maecho.network.layers import Layer
 from maecho.network.packed.storage import Stored, pack, packed_names
 from maecho.network.spaces import Spaces
@@ -55,6 +56,14 @@ class Upload:
         checks.weights(self)
         object.__setattr__(self, "statistics", MappingProxyType(checks.statistics(self)))
         header.check_spaces(self.client, self.weights, self.spaces)
+
+    def __repr__(self) -> str:
+        cuts = self.recipe.get("rank", "all")
+        return (
+            f"Upload of {self.client!r}: {self.examples:,} examples, {len(self.layers)} layers, {self.fingerprint}\n"
+            f"  statistics: {', '.join(self.statistics) or 'none'}\n"
+            f"  size: {size(self.bytes())}, weights {size(self.bytes(()))} (rank={cuts!r})"
+        )
 
     @property
     def has(self) -> frozenset[str]:

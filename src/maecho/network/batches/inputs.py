@@ -14,6 +14,8 @@ from torch import Tensor
 
 from maecho.errors import InputError, text_of
 
+NOT_FINITE = "the inputs must be finite, got NaN or infinity"
+
 
 def converted(x: Any, dtype: torch.dtype | None, label: str) -> Any:
     """Inputs in that form. Arrays and lists of numbers become tensors; their real numbers get the model's dtype.

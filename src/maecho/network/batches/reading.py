@@ -47,6 +47,10 @@ class Reading:
                 raise InputError(f"{name} must be a function of {of}, got {given!r}")
 
 
+class SingleExampleError(InputError):
+    """A single example came where a batch must be: the data are a data set, or a loader without a batch size."""
+
+
 class Reader:
     """Reads the batches of one client, for one model. It warns once of each thing that is lost.
 
@@ -75,7 +79,7 @@ class Reader:
             labels = given.labels(batch)
         if is_number(labels) or isinstance(inputs, str) or is_number(inputs):
             what = f"a single example with the label {labels}" if is_number(labels) else f"the single value {inputs!r}"
-            raise InputError(
+            raise SingleExampleError(
                 f"{self.label}: a batch must hold several examples and a label for each, got {what}; use a DataLoader "
                 "with a batch_size"
             )
