@@ -155,8 +155,14 @@ class RelayClient:
                 ) from error
             if self._plan.averaged:
                 warnings.warn(
-                    f"{self.client}: these are averaged, since they are no matrices as maecho reads their kind: "
+                    f"{self.client}: these are averaged, since they are no matrices that maecho can read: "
                     f"{', '.join(self._plan.averaged)}",
+                    stacklevel=3,
+                )
+            if self._plan.idle:
+                warnings.warn(
+                    f"{self.client}: these are averaged, since no module of that name ran on the first batch: "
+                    f"{', '.join(self._plan.idle)}; let forward() call the module itself",
                     stacklevel=3,
                 )
         return self._plan

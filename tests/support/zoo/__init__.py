@@ -1,6 +1,7 @@
-"""Networks that people bring, none of them written for maecho: from transformers (without a download) and in plain torch.
+"""Networks that people bring, none written for maecho: from transformers (without a download) and in plain torch.
 
-`ZOO` has a small one of each, with a task it learns in a second. `checks` merges them. Tests and docs/models.md use both.
+`ZOO` has a small one of each, with a task that it learns in a second. `checks` merges them. Tests and docs/models.md
+use both.
 """
 
 from __future__ import annotations

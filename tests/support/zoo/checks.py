@@ -9,9 +9,8 @@ import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,6 +26,8 @@ CLOSE = ("echo-chain", "relay")
 METHODS = (*EXACT, *CLOSE)
 STATISTICS = ("gram", "projector", "classes", "moments", "features", "fisher")
 TOLERANCE, LOST_ACCURACY, PROBABILITY_GAP = 1e-4, 0.005, 0.05
+KINDS = {"alone": 1, "twins": 2}
+DRAWS = 1000
 TRAINED, OWN, HELD_OUT = 160, 48, 200
 """So many examples are trained on, held by a client, and measured on."""
 
@@ -35,6 +36,7 @@ TRAINED, OWN, HELD_OUT = 160, 48, 200
 class Outcome:
     """What a method made of a network."""
 
+    method: str
     change: float = 0.0
     """‖outputs after − outputs before‖ / ‖outputs before‖ on examples that nobody held."""
     lost: float = 0.0
@@ -72,18 +74,19 @@ class Case:
     def outcome(self, method: str, clients: int) -> Outcome:
         """Merge the first clients, which all have the same model."""
         if self.refused and method != "relay":
-            return Outcome(refused=self.refused, warned=self.warned)
+            return Outcome(method, refused=self.refused, warned=self.warned)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 merged = self._merged(method, clients)
             except maecho.InputError as error:
-                return Outcome(refused=str(error), warned=(*self.warned, *_words(caught)))
+                return Outcome(method, refused=str(error), warned=(*self.warned, *_words(caught)))
         held_out = self.entry.batches(labels(HELD_OUT, 5), 7)
         before, y = self.entry.outputs(plain(self.model), held_out)
         after, _ = self.entry.outputs(self.entry.loaded(self.model, dict(merged)), held_out)
         lost = (before.argmax(1) == y).double().mean() - (after.argmax(1) == y).double().mean()
         return Outcome(
+            method,
             float((after - before).norm() / before.norm()),
             float(lost),
             float((after.softmax(1) - before.softmax(1)).abs().mean()),
@@ -95,7 +98,8 @@ class Case:
     def _merged(self, method: str, clients: int) -> maecho.Merged:
         if method == "relay":
             return maecho.relay(self.model, [(self.model, data) for data in self.data[:clients]], progress=False)
-        return maecho.aggregate(self.uploads[:clients], method, model=self.model)
+        options = {"draws": DRAWS} if method == "echo-chain" else {}
+        return maecho.aggregate(self.uploads[:clients], method, model=self.model, **options)
 
 
 @functools.lru_cache(maxsize=1)
@@ -124,12 +128,14 @@ def accuracy(entry: Entry, model: nn.Module) -> float:
 
 def unnamed(of: Case, outcome: Outcome) -> list[str]:
     """Parameters that are multiplied as matrices, are only averaged, and are in no warning."""
+    # MA-Echo as released averages the last layer's rows by class.
+    head = of.uploads[0].head if outcome.method in ("ma-echo", "ma-echo+ot") else None
     matrices = multiplied(of.entry, plain(of.model), of.data[0][:1])
-    words = " ".join(outcome.warned)
+    words = {word.strip(",;:()") for sentence in outcome.warned for word in sentence.split()}
     return [
         name
         for name in outcome.averaged
-        if name in matrices and name not in words and f"{name.rpartition('.')[0]} (" not in words
+        if name in matrices and not words & {name, name.rpartition(".")[0]} and name.rpartition(".")[0] != head
     ]
 
 
@@ -147,9 +153,9 @@ def multiplied(entry: Entry, model: nn.Module, batches: Sequence[Any]) -> set[st
 class _Factors(TorchDispatchMode):
     """Notes which memory is a factor in products."""
 
-    FACTORS = {
+    FACTORS: ClassVar = {
         "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (1,),
-        "embedding": (0,), "_embedding_bag_forward_only": (0,), "_embedding_bag": (0,),
+        "embedding": (0,), "_grouped_mm": (1,), "_embedding_bag_forward_only": (0,), "_embedding_bag": (0,),
     }  # fmt: skip
 
     def __init__(self) -> None:
@@ -170,11 +176,14 @@ def _words(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
 def findings(name: str) -> Iterator[tuple[str, Outcome, str | None]]:
     """Every check of a network, such as "alone: ot", with its outcome and what is wrong."""
     of = case(name)
-    for kind, clients in (("alone", 1), ("twins", 2)):
+    for kind, clients in KINDS.items():
         for method in METHODS:
             found = of.outcome(method, clients)
-            complaint = found.complaint(exact=clients == 1 or method in EXACT)
-            silent = [] if complaint or found.refused else unnamed(of, found)
-            if silent and method != "fedavg":
-                complaint = f"averaged in silence: {', '.join(silent)}"
-            yield f"{kind}: {method}", found, complaint
+            yield f"{kind}: {method}", found, complaint(of, found, kind)
+
+
+def complaint(of: Case, found: Outcome, kind: str) -> str | None:
+    """What is wrong with an outcome. None if nothing is."""
+    wrong = found.complaint(exact=kind == "alone" or found.method in EXACT)
+    silent = [] if wrong or found.refused or found.method == "fedavg" else unnamed(of, found)
+    return f"averaged in silence: {', '.join(silent)}" if silent else wrong

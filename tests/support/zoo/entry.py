@@ -46,9 +46,9 @@ def _of_patterns(shape: tuple[int, ...], smooth: int, noise: float) -> Draw:
     return draw
 
 
-pictures = _of_patterns((3, 32, 32), 8, 1.0)
+pictures = _of_patterns((3, 16, 16), 4, 1.0)
 small_pictures = _of_patterns((1, 8, 8), 2, 1.0)
-sound = _of_patterns((1, 512), 8, 0.7)
+sound = _of_patterns((1, 256), 8, 0.7)
 vectors = _of_patterns((12,), 1, 1.0)
 sequences = _of_patterns((6, 5), 1, 1.0)
 

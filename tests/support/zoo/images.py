@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import transformers as hf
@@ -11,36 +10,42 @@ from torch import nn
 from support.zoo.entry import CLASSES, Draw, Entry, pictures, wave
 
 VIT = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 32,
-    "patch_size": 8, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 16,
+    "patch_size": 4, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
 
 
-def of(name: str, draw: Draw = pictures, task: str = "Image", argument: str = "pixel_values", **options: Any) -> Entry:
+def of(
+    name: str,
+    draw: Draw = pictures,
+    task: str = "Image",
+    argument: str = "pixel_values",
+    rate: float = 1e-2,
+    **options: Any,
+) -> Entry:
     def make() -> nn.Module:
         config = getattr(hf, f"{name}Config")(num_labels=CLASSES, **options)
         return getattr(hf, f"{name}For{task}Classification")(config)
 
-    return Entry(make, draw, argument, steps=60, rate=1e-2)
+    return Entry(make, draw, argument, steps=60, rate=rate)
 
 
 IMAGES: dict[str, Entry] = {
     "ViT": of("ViT", **VIT),
     "DeiT": of("DeiT", **VIT),
-    "Swin": of("Swin", image_size=32, patch_size=4, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4,
+    "Swin": of("Swin", image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4,
                mlp_ratio=2.0, drop_path_rate=0.0),
     "ConvNeXt": of("ConvNext", num_stages=2, hidden_sizes=[8, 12], depths=[1, 1], layer_scale_init_value=1.0),
     "PoolFormer": of("PoolFormer", depths=[1, 1], hidden_sizes=[8, 12], num_encoder_blocks=2, patch_sizes=[7, 3],
                      strides=[4, 2], padding=[2, 1], drop_path_rate=0.0, layer_scale_init_value=1.0, mlp_ratio=2.0),
     "ResNet": of("ResNet", embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic"),
     "RegNet": of("RegNet", embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], groups_width=4),
-    "MobileNetV1": of("MobileNetV1", depth_multiplier=0.25, min_depth=8, classifier_dropout_prob=0.0),
-    "MobileNetV2": of("MobileNetV2", depth_multiplier=0.1, min_depth=4, depth_divisible_by=4, expand_ratio=2.0, initializer_range=0.3,
-                      classifier_dropout_prob=0.0),
-    "EfficientNet": of("EfficientNet", image_size=32, width_coefficient=0.25, depth_coefficient=0.2, depth_divisor=4,
+    "MobileNetV2": of("MobileNetV2", rate=3e-3, depth_multiplier=0.1, min_depth=4, depth_divisible_by=4, expand_ratio=2.0,
+                      output_stride=8, initializer_range=0.1, classifier_dropout_prob=0.0),
+    "EfficientNet": of("EfficientNet", image_size=16, width_coefficient=0.25, depth_coefficient=0.2, depth_divisor=4,
                        kernel_sizes=[3, 3], in_channels=[32, 16], out_channels=[16, 24], strides=[1, 2],
-                       num_block_repeats=[1, 1], expand_ratios=[1, 2], hidden_dim=320, depthwise_padding=[], initializer_range=0.3,
-                       dropout_rate=0.0, drop_connect_rate=0.0),
+                       num_block_repeats=[1, 1], expand_ratios=[1, 2], hidden_dim=320, depthwise_padding=[],
+                       initializer_range=0.3, dropout_rate=0.0, drop_connect_rate=0.0),
     "SegFormer": of("Segformer", num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16],
                     patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2],
                     hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, drop_path_rate=0.0),

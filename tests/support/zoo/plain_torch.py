@@ -63,7 +63,11 @@ class TextOfWords(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.cell, self.head = nn.Embedding(TOKENS, 8), nn.GRU(8, 12, batch_first=True), nn.Linear(12, CLASSES)
+        self.embed, self.cell, self.head = (
+            nn.Embedding(TOKENS, 8),
+            nn.GRU(8, 12, batch_first=True),
+            nn.Linear(12, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cell(self.embed(x))[1][-1])
@@ -119,7 +123,10 @@ class Adapted(nn.Module):
     def __init__(self, base: nn.Linear, rank: int = 2):
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.A, self.B = nn.Parameter(0.3 * torch.randn(rank, base.in_features)), nn.Parameter(torch.zeros(base.out_features, rank))
+        self.A, self.B = (
+            nn.Parameter(0.3 * torch.randn(rank, base.in_features)),
+            nn.Parameter(torch.zeros(base.out_features, rank)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + x @ self.A.T @ self.B.T
@@ -193,7 +200,7 @@ def each_layer(change: object, make: object = mlp) -> nn.Module:
 
 def depthwise() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8), nn.GELU(),
+        nn.Conv2d(3, 8, 2, 2), nn.BatchNorm2d(8), nn.GELU(),
         nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU6(),
         nn.Conv2d(8, 12, 1, bias=False), nn.BatchNorm2d(12), nn.Hardswish(),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(48, CLASSES),
@@ -207,12 +214,14 @@ def residual() -> nn.Module:
 
 def volumes() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 6, (2, 4, 4), (1, 4, 4)), nn.BatchNorm3d(6), nn.ReLU(),
-                         nn.AvgPool3d((1, 2, 2)), nn.Flatten(), nn.Linear(192, 12), nn.PReLU(), nn.Linear(12, CLASSES))  # fmt: skip
+                         nn.AvgPool3d((1, 2, 2)), nn.Flatten(), nn.Linear(48, 12), nn.PReLU(),
+                         nn.Linear(12, CLASSES))  # fmt: skip
 
 
 def temporal() -> nn.Module:
     return nn.Sequential(nn.Conv1d(6, 8, 3, padding=2, dilation=2), nn.BatchNorm1d(8), nn.ReLU(),
-                         nn.Conv1d(8, 8, 3, padding="same", groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(40, CLASSES))  # fmt: skip
+                         nn.Conv1d(8, 8, 3, padding="same", groups=2), nn.ReLU(), nn.Flatten(),
+                         nn.Linear(40, CLASSES))  # fmt: skip
 
 
 def entry(make: object, draw: Draw, **options: object) -> Entry:

@@ -45,7 +45,11 @@ def classifier(name: str, draw: Draw = tokens, **options: Any) -> Entry:
 
 
 def mamba() -> nn.Module:
-    return Pooled(hf.MambaModel(hf.MambaConfig(vocab_size=TOKENS, hidden_size=D, state_size=4, num_hidden_layers=LAYERS, conv_kernel=3)))
+    return Pooled(
+        hf.MambaModel(
+            hf.MambaConfig(vocab_size=TOKENS, hidden_size=D, state_size=4, num_hidden_layers=LAYERS, conv_kernel=3)
+        )
+    )
 
 
 TEXT: dict[str, Entry] = {
@@ -58,10 +62,10 @@ TEXT: dict[str, Entry] = {
     "ALBERT": classifier("Albert", embedding_size=8, **ENCODER),
     "ELECTRA": classifier("Electra", embedding_size=8, **ENCODER),
     "DeBERTa-v2": classifier("DebertaV2", relative_attention=True, pos_att_type=["c2p", "p2c"], **ENCODER),
-    "FNet": classifier("FNet", hidden_size=D, num_hidden_layers=LAYERS, intermediate_size=INNER, hidden_dropout_prob=0.0,
-                       initializer_range=0.2, max_position_embeddings=16),
-    "SqueezeBERT": classifier("SqueezeBert", embedding_size=D, q_groups=2, k_groups=2, v_groups=2, post_attention_groups=1,
-                              intermediate_groups=2, output_groups=2, **ENCODER),
+    "FNet": classifier("FNet", hidden_size=D, num_hidden_layers=LAYERS, intermediate_size=INNER,
+                       hidden_dropout_prob=0.0, initializer_range=0.2, max_position_embeddings=16),
+    "SqueezeBERT": classifier("SqueezeBert", embedding_size=D, q_groups=2, k_groups=2, v_groups=2,
+                              post_attention_groups=1, intermediate_groups=2, output_groups=2, **ENCODER),
     "GPT-2": classifier("GPT2", n_embd=D, n_layer=LAYERS, n_head=HEADS, n_inner=INNER, n_positions=16, resid_pdrop=0.0,
                         embd_pdrop=0.0, attn_pdrop=0.0),
     "GPT-NeoX": classifier("GPTNeoX", hidden_size=D, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
@@ -73,7 +77,8 @@ TEXT: dict[str, Entry] = {
     "Mixtral": classifier("Mixtral", num_local_experts=2, num_experts_per_tok=1, **DECODER),
     "OPT": classifier("OPT", hidden_size=D, num_hidden_layers=LAYERS, num_attention_heads=HEADS, ffn_dim=INNER,
                       max_position_embeddings=16, word_embed_proj_dim=D, dropout=0.0),
-    "BLOOM": classifier("Bloom", hidden_size=D, n_layer=LAYERS, n_head=HEADS, hidden_dropout=0.0, attention_dropout=0.0),
+    "BLOOM": classifier("Bloom", hidden_size=D, n_layer=LAYERS, n_head=HEADS, hidden_dropout=0.0,
+                        attention_dropout=0.0),
     "T5": classifier("T5", ended, d_model=D, d_kv=8, d_ff=INNER, num_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0,
                      decoder_start_token_id=0),
     "BART": classifier("Bart", ended, d_model=D, encoder_layers=1, decoder_layers=1, encoder_attention_heads=HEADS,
