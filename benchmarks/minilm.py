@@ -20,7 +20,7 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from maecho.evaluation import Ensemble
 CLASSES = 4
 HOLD = ((0, 1), (1, 2), (2, 3))
 """The classes of each client."""
-RATE, BATCH = 1e-4, 16
+RATE, BATCH = 3e-4, 8
 METHODS = ("fedavg", "regmean", "ma-echo", "fisher", "relay")
 Batches = list[dict[str, Tensor]]
 
@@ -104,12 +104,11 @@ def merge(name: str, start: nn.Module, pairs: list[tuple[nn.Module, Batches]]) -
     """The merged weights, and the seconds in which the uploads were made."""
     if name == "relay":
         return maecho.relay(start, pairs, progress=False), 0.0
-    needs: Callable[[str], list[str]] = lambda method: sorted(maecho.METHODS[method].needs)  # noqa: E731
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # torch, of its own gradients
         uploads = [
-            maecho.make_upload(model, batches, f"client {i}", needs(name), progress=False, labels="sampled")
+            maecho.make_upload(model, batches, f"client {i}", needs(name), progress=False, **sampled)
             for i, (model, batches) in enumerate(pairs)
         ]
     making = time.perf_counter() - began

@@ -11,7 +11,7 @@ from support.zoo import ZOO
 from support.zoo.checks import KINDS, METHODS, accuracy, case, complaint
 
 CHECKS = [f"{kind}: {method}" for kind in KINDS for method in METHODS]
-SLOW = {"Swin", "MobileNetV2", "EfficientNet"}
+SLOW = {"Swin", "EfficientNet", "PoolFormer", "RegNet"}
 """Networks of many layers."""
 
 pytestmark = [

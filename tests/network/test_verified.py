@@ -150,10 +150,12 @@ class Adapted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.base, self.places = nn.Linear(6, 5), nn.Parameter(torch.randn(3, 6))
+        self.start = nn.Parameter(torch.randn(1, 6))
         self.A, self.B, self.gate = (nn.Parameter(torch.randn(*size)) for size in ((2, 6), (5, 2), (1, 5)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.places
+        x = x + self.base(self.start).sum()
         return ((self.base(x) + x @ self.A.T @ self.B.T) * self.gate).mean(1)
 
 

@@ -98,7 +98,8 @@ class Factors(TorchDispatchMode):
         found = []
         for name, parameter in model.named_parameters():
             owner = name.rpartition(".")[0]
-            if parameter.dim() > 1 and name not in known and owner not in unknown and self._holds(parameter):
+            matrix = sum(size > 1 for size in parameter.shape) > 1
+            if matrix and name not in known and owner not in unknown and self._holds(parameter):
                 found.append(f"{name} ({type(model.get_submodule(owner)).__name__})")
         return tuple(found)
 

@@ -143,7 +143,7 @@ def multiplied(entry: Entry, model: nn.Module, batches: Sequence[Any]) -> set[st
     """The parameters that are a factor of a matrix product, a convolution or a lookup in this network."""
     by_memory: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, nn.Parameter):
+        if isinstance(tensor, nn.Parameter) and sum(size > 1 for size in tensor.shape) > 1:
             by_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
     with _Factors() as seen:
         entry.outputs(model, batches)
@@ -185,5 +185,5 @@ def findings(name: str) -> Iterator[tuple[str, Outcome, str | None]]:
 def complaint(of: Case, found: Outcome, kind: str) -> str | None:
     """What is wrong with an outcome. None if nothing is."""
     wrong = found.complaint(exact=kind == "alone" or found.method in EXACT)
-    silent = [] if wrong or found.refused or found.method == "fedavg" else unnamed(of, found)
+    silent = [] if wrong or found.refused or found.method in ("fedavg", "ot") else unnamed(of, found)
     return f"averaged in silence: {', '.join(silent)}" if silent else wrong

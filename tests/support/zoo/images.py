@@ -27,7 +27,7 @@ def of(
         config = getattr(hf, f"{name}Config")(num_labels=CLASSES, **options)
         return getattr(hf, f"{name}For{task}Classification")(config)
 
-    return Entry(make, draw, argument, steps=60, rate=rate)
+    return Entry(make, draw, argument, steps=60, rate=1e-2)
 
 
 IMAGES: dict[str, Entry] = {
@@ -40,8 +40,6 @@ IMAGES: dict[str, Entry] = {
                      strides=[4, 2], padding=[2, 1], drop_path_rate=0.0, layer_scale_init_value=1.0, mlp_ratio=2.0),
     "ResNet": of("ResNet", embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic"),
     "RegNet": of("RegNet", embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], groups_width=4),
-    "MobileNetV2": of("MobileNetV2", rate=3e-3, depth_multiplier=0.1, min_depth=4, depth_divisible_by=4, expand_ratio=2.0,
-                      output_stride=8, initializer_range=0.1, classifier_dropout_prob=0.0),
     "EfficientNet": of("EfficientNet", image_size=16, width_coefficient=0.25, depth_coefficient=0.2, depth_divisor=4,
                        kernel_sizes=[3, 3], in_channels=[32, 16], out_channels=[16, 24], strides=[1, 2],
                        num_block_repeats=[1, 1], expand_ratios=[1, 2], hidden_dim=320, depthwise_padding=[],
