@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs fuzz mutants mutants-table benchmark clean
+.PHONY: demo test lint types unit docs fuzz mutants mutants-table models benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/maecho demo
@@ -41,6 +41,10 @@ mutants: $(VENV)/.installed
 # The table in docs/testing.md, from docs/mutants.
 mutants-table: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m support.mutants --table docs/testing.md
+
+# docs/models.md: networks that people bring, checked and merged. About half an hour.
+models: $(VENV)/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python benchmarks/models.py
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/ma_echo.py

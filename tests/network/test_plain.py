@@ -48,6 +48,8 @@ def test_a_wrapped_client_fits_beside_a_plain_one(wrapper: str) -> None:
     uploads = [make_upload(WRAPPERS[wrapper](mlp(1)), [(X, Y)], "a"), make_upload(mlp(2), [(X, Y)], "b")]
     assert list(uploads[0].weights) == list(mlp().state_dict())
     mlp().load_state_dict(dict(aggregate(uploads, "regmean")))
+    wrapped = aggregate(uploads, "echo-chain", model=WRAPPERS[wrapper](mlp(1)), draws=50)
+    torch.testing.assert_close(dict(wrapped), dict(aggregate(uploads, "echo-chain", model=mlp(1), draws=50)))
     mlp().load_state_dict(dict(relay(WRAPPERS[wrapper](mlp(1)), [(WRAPPERS[wrapper](mlp(1)), [(X, Y)])])))
 
 

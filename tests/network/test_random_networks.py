@@ -1,100 +1,82 @@
-"""Random networks whose neurons lie on any axis: every space that is found holds, in float64 to 1e-9."""
+"""Random networks whose neurons lie on any axis: every space that is found holds, in float64 to 1e-9.
+
+Every method gives one client alone back. With twins, so do all but those that fit the head to labels.
+
+`MAECHO_EXAMPLES=5000 pytest tests/network/test_random_networks.py` tries other networks, and so many of them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import maecho
 from maecho.network.spaces import verify
 from maecho.network.tracing import derive, proven
 from support.clients import rng
-from support.odd_networks import Mean, Swap
+from support.odd_networks import Mean
+from support.random_networks import CLASSES, Residual, drawn
+
+EXAMPLES = int(os.environ.get("MAECHO_EXAMPLES", "0"))
+"""0 tries the same few networks every time."""
 
 
-class Residual(nn.Module):
-    """x + f(x)."""
-
-    def __init__(self, inner: nn.Module):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x)
+def tried(few: int) -> settings:
+    return settings(
+        deadline=None,
+        max_examples=EXAMPLES or few,
+        derandomize=not EXAMPLES,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
 
 
-class Side(nn.Module):
-    """Two layers side by side on one axis, or on the channels."""
-
-    def __init__(self, one: nn.Module, two: nn.Module, axis: int):
-        super().__init__()
-        self.one, self.two, self.axis = one, two, axis
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.one(x), self.two(x)], self.axis)
-
-
-def convolution(x: Tensor, width: int, **options: Any) -> nn.Module:
-    of = {3: nn.Conv1d, 4: nn.Conv2d}[x.dim()]
-    return of(x.shape[1], width, 3, padding=1, **options)
-
-
-def choices(x: Tensor, width: int) -> list[nn.Module]:
-    """Layers that take x."""
-    features, channels = x.shape[-1], x.shape[1]
-    found: list[nn.Module] = [
-        nn.Linear(features, width), nn.Linear(features, features), nn.ReLU(), nn.LayerNorm(features),
-        Residual(nn.Linear(features, features)), Residual(nn.Sequential(nn.Linear(features, width), nn.ReLU(),
-                                                                       nn.Linear(width, features))),
-    ]  # fmt: skip
-    if x.dim() == 2:
-        return [*found, nn.BatchNorm1d(features)]
-    norm = nn.BatchNorm1d if x.dim() == 3 else nn.BatchNorm2d
-    pool = nn.AvgPool1d if x.dim() == 3 else nn.MaxPool2d
-    found += [
-        convolution(x, width), convolution(x, channels, groups=channels), norm(channels), pool(3, 1, 1),
-        nn.Sequential(convolution(x, width), norm(width), nn.ReLU()), Residual(convolution(x, channels)),
-        nn.GroupNorm(1, channels), nn.GroupNorm(channels, channels), nn.LayerNorm(tuple(x.shape[1:])),
-        nn.Flatten(), nn.Flatten(1, 2), nn.Flatten(2), Mean(1), Mean(2), Swap(),
-        Side(convolution(x, channels), convolution(x, width), 1),
-    ]  # fmt: skip
-    if channels % 2 == 0:
-        found.append(nn.GroupNorm(2, channels))
-    return found
-
-
-@settings(deadline=None, max_examples=150)
+@tried(150)
 @given(st.data())
 def test_every_space_holds(data: st.DataObject) -> None:
-    sizes = st.integers(2, 4)
-    seed = data.draw(st.integers(0, 1000))
-    embedding = data.draw(st.booleans())
-    shape = [3, *data.draw(st.lists(sizes, min_size=1, max_size=2 if embedding else 3))]
-    x = torch.randint(0, 5, shape, generator=rng(seed)) if embedding else torch.randn(shape, generator=rng(seed))
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        layers: list[nn.Module] = [nn.Embedding(5, data.draw(sizes))] if embedding else []
-        z = nn.Sequential(*layers)(x)
-        for _ in range(data.draw(st.integers(2, 6))):
-            layer = data.draw(st.sampled_from(choices(z, data.draw(sizes))))
-            layers.append(layer)
-            z = layer(z)
-        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(z[0].numel(), 3)).double()
-        for module in model.modules():
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                if tensor.is_floating_point():
-                    tensor.uniform_(0.2, 1).sub_(0.0 if isinstance(module, nn.modules.batchnorm._NormBase) else 0.6)
-    x = x.double() if x.is_floating_point() else x
-    spaces = derive(model.eval(), x)
+    model, x = drawn(data, 3)
+    spaces = derive(model, x)
     verify(model, spaces, x, tolerance=1e-9)
     assert proven(model, x) == (spaces, {})
 
 
-@settings(deadline=None, max_examples=30)
+def outputs(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.func.functional_call(model, state, (x,))
+
+
+SHARED = ("fedavg", "ma-echo", "regmean", "fisher", "ot", "ma-echo+ot")
+"""They give twins back."""
+
+
+@tried(25)
+@given(st.data())
+def test_alone_and_twins_come_back(data: st.DataObject) -> None:
+    model, x = drawn(data, 18)
+    y = torch.arange(len(x)) % CLASSES
+    before = outputs(model, {}, x)
+    clients = [[(x[:6], y[:6])], [(x[6:12], y[6:12])]]  # the rest is data that nobody holds
+    statistics = ["gram", "projector", "classes", "features", "moments", "fisher"]
+    if not x.is_floating_point():
+        statistics = ["gram", "projector", "classes", "fisher"]  # tokens have no moments
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch, of gradients of one example
+        uploads = [maecho.make_upload(model, own, f"{i}", statistics) for i, own in enumerate(clients)]
+    merged = {f"{m} of {n}": maecho.aggregate(uploads[:n], m) for m in SHARED for n in (1, 2)}
+    merged["relay of 1"] = maecho.relay(model, [(model, clients[0])], progress=False)
+    if x.is_floating_point():
+        merged["echo-chain of 1"] = maecho.aggregate(uploads[:1], "echo-chain", model=model, draws=100)
+    for name, state in merged.items():
+        change = float((outputs(model, dict(state), x) - before).norm() / before.norm())
+        assert change <= 1e-4, f"{name}: the outputs changed by {change:.1e}"
+
+
+@tried(30)
 @given(st.lists(st.tuples(st.integers(2, 5), st.booleans(), st.booleans()), min_size=1, max_size=4), st.booleans())
 def test_ordinary_convolutional_networks_keep_all_their_spaces(
     blocks: list[tuple[int, bool, bool]], mean: bool

@@ -234,3 +234,16 @@ def test_bad_input() -> None:
     broken[2].weight.data.fill_(NAN)
     with refused_input("finite outputs for finite inputs", "NaN"):
         plan(broken, torch.randn(2, 12))
+
+
+def test_a_dead_neuron_hides_no_dependency() -> None:
+    """Of the only neuron between two layers nothing comes through on these inputs."""
+    model = nn.Sequential(nn.Linear(4, 1), nn.ReLU(), nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 2))
+    for seed in range(20):
+        random = rng(seed)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.randn(p.shape, generator=random))
+            model[0].bias.fill_(-20.0)
+        found = plan(model, torch.randn(4, 4, generator=random))
+        assert [[unit.name for unit in stage] for stage in found.stages] == [["0"], ["2"], ["4"]]

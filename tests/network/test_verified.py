@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from maecho import aggregate, make_upload, relay
 from maecho.network.units import network
@@ -141,3 +142,84 @@ def test_the_first_batch_tells_and_no_batch_is_lost() -> None:
     with torch.no_grad():
         rows = torch.cat([model[:7](X).double(), torch.ones(12, 1)], 1)
     torch.testing.assert_close(upload.statistics["gram"]["7"].dense()[0].double(), rows.T @ rows, rtol=1e-4, atol=1e-3)
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter whose matrices are parameters of its own, a gate for every output, and learned places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.places = nn.Linear(6, 5), nn.Parameter(torch.randn(3, 6))
+        self.start = nn.Parameter(torch.randn(1, 6))
+        self.A, self.B, self.gate = (nn.Parameter(torch.randn(*size)) for size in ((2, 6), (5, 2), (1, 5)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.places
+        x = x + self.base(self.start).sum()
+        return ((self.base(x) + x @ self.A.T @ self.B.T) * self.gate).mean(1)
+
+
+class Scale(nn.Module):
+    """A norm of its own: one number for every feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, [6]) * self.weight
+
+
+class Odd(nn.Module):
+    """A layer of no known kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.table
+
+
+def test_matrices_outside_of_layers_are_named() -> None:
+    """What is only added to others or scales them is not."""
+    model = nn.Sequential(Scale(), Odd(), Adapted())
+    data = [(torch.randn(8, 3, 6, generator=rng()), torch.arange(8) % 5)]
+    named = r"1 \(Odd\), 2\.A \(Adapted\), 2\.B \(Adapted\)"
+    with pytest.warns(UserWarning, match=rf"cannot read them as matrices: {named}$"):
+        upload = make_upload(model, data, "a", ["gram"])
+    assert upload.recipe["unknown"] == ["1 (Odd)", "2.A (Adapted)", "2.B (Adapted)"]
+    with pytest.warns(UserWarning, match=rf"no matrices that maecho can read: {named}$"):
+        relay(model, [(model, data)])
+
+
+def test_the_model_runs_once_a_batch() -> None:
+    """To look for such matrices takes no pass of its own."""
+    ran: list[Tensor] = []
+    model = nn.Sequential(Adapted())
+    model.register_forward_hook(lambda _, args, out: ran.append(args[0]))
+    data = [torch.randn(8, 3, 6, generator=rng(i)) for i in range(2)]
+    with pytest.warns(UserWarning, match="cannot read them as matrices"):
+        make_upload(model, data, "a", ["gram"])
+    assert len(ran) == len(data)
+
+
+def test_gradients_of_a_layer_that_is_none() -> None:
+    """The first pass takes gradients of layers as they are read, before it is known that one is not."""
+
+    class Lengths(nn.Embedding):
+        def forward(self, mask: Tensor) -> Tensor:
+            return super().forward(mask.cumsum(1).long() - 1)
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.head = Lengths(4, 6), nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((x + self.places(torch.ones(x.shape[:2]))).mean(1))
+
+    model, x = Masked(), torch.randn(8, 4, 6, generator=rng())
+    with pytest.warns(UserWarning, match=r"cannot read them as matrices: places \(Lengths\)"):
+        upload = make_upload(model, [x], "a", ["fisher"])
+    assert float(upload.statistics["fisher"]["places.weight"].min()) > 0

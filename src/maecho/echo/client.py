@@ -181,6 +181,12 @@ class RelayClient:
                     f"{', '.join(self._plan.averaged)}",
                     stacklevel=3,
                 )
+            if self._plan.idle:
+                warnings.warn(
+                    f"{self.client}: these are averaged, since no module of that name ran on the first batch: "
+                    f"{', '.join(self._plan.idle)}; let forward() call the module itself",
+                    stacklevel=3,
+                )
         return self._plan
 
     def _check_twin(self, inputs: Any) -> None:

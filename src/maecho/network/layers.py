@@ -151,13 +151,13 @@ def read(model: nn.Module) -> Architecture:
     by_weight: dict[str, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=True):
         prefix = f"{name}." if name else ""
-        own = [prefix + key for key, _ in module.named_parameters(recurse=False)]
+        matrices = any(p.dim() > 1 for p in module.parameters(recurse=False))  # a scale of a norm is none
         kind = kinds.find(module)
         if kind is not None and prefix + kind.weight in state:
             layer = _layer(kind, module, name, state, aliases)
             layers[name] = layer
             by_weight.setdefault(layer.weight, []).append(name)
-        elif own and not isinstance(module, kinds.PLAIN) and _is_leaf(module):
+        elif matrices and not isinstance(module, kinds.PLAIN) and _is_leaf(module):
             unknown.append(f"{name} ({type(module).__name__})" if name else type(module).__name__)
     for names in by_weight.values():
         if len(names) > 1:

@@ -27,11 +27,12 @@ from maecho.network.batches.reading import Read
 from maecho.network.forward import call
 from maecho.network.hooks import watching
 from maecho.network.layers import read
-from maecho.network.units import Unit, is_fitted, network
-from maecho.network.verified import misread
+from maecho.network.units import Unit, is_fitted, matrices, network
+from maecho.network.verified import factors, misread
 
-SHAKES = 2
-"""So many other weights are tried. One alone may leave a unit's inputs as they were, behind an activation that is 0."""
+SHAKES = 4
+"""So many other weights are tried. One alone may leave a unit's inputs as they were, behind an activation that is 0. So
+the second and the fourth are the negatives of the first and the third: of a neuron and its negative, one is active."""
 OUTPUT = "."
 """Among names of modules, this name stands for the output of the network. No module has it."""
 
@@ -47,8 +48,10 @@ class Plan:
     calls: Mapping[str, int]
     """How often each module runs in one pass."""
     averaged: tuple[str, ...] = ()
-    """Layers and norms that are only averaged: they are no such matrices as their kind, of no known kind, or on hidden
-    states."""
+    """What has a matrix but is only averaged: layers and norms that are no such matrices as their kind, layers of no
+    known kind or on hidden states, and parameters that are multiplied outside of a layer."""
+    idle: tuple[str, ...] = ()
+    """Layers that do not run, so that they are only averaged."""
 
 
 def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
@@ -64,11 +67,12 @@ def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
     if run.dirty(()):
         raise InputError("the network must give finite outputs for finite inputs to be planned, got NaN or infinity")
     everything = network(model)
-    with torch.no_grad(), slow_path(), misread(model, everything.values()) as wrong:
+    with torch.no_grad(), slow_path(), misread(model, everything.values()) as wrong, factors(model) as seen:
         call(model, run.inputs, run.device, outputs)
     units = {name: unit for name, unit in everything.items() if name not in wrong}
     calls = dict(run.calls)
     order = {name: unit for name in run.order for unit in units.values() if name in unit.modules}
+    ran = {unit.name for unit in order.values()}
     joined = _joined(run, {unit.name: unit for unit in order.values()})
     todo = list(dict.fromkeys(joined[unit.name] for unit in order.values() if unit.name in joined))
     state = model.state_dict()
@@ -85,7 +89,11 @@ def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
         todo = [unit for unit in todo if unit not in stage]
     kinds = (f"{name} ({type(model.get_submodule(name)).__name__})" for name in sorted(wrong))
     hidden = (f"{name} (on hidden states)" for name, module in model.named_modules() if not is_fitted(module))
-    return Plan(tuple(stages), _head(run, stages), calls, (*kinds, *hidden, *read(model).unknown))
+    architecture = read(model)
+    averaged = dict.fromkeys((*kinds, *hidden, *architecture.unknown, *seen.free(model, architecture)))
+    matrix = (name for name in matrices(architecture) if name in everything)
+    idle = tuple(name for name in matrix if name not in ran and name not in wrong)
+    return Plan(tuple(stages), _head(run, stages), calls, tuple(averaged), idle)
 
 
 class _Runner:
@@ -119,10 +127,10 @@ class _Runner:
         kept = {name: state[name].clone() for name in shaken if state[name].is_floating_point()}
         found: set[str] = set()
         for seed in range(SHAKES):
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed // 2)
             try:
                 for name, tensor in kept.items():
-                    state[name].copy_(_shaken(tensor, name in self._parameters, generator))
+                    state[name].copy_(_shaken(tensor, name in self._parameters, generator, (-1) ** seed))
                 after = self._pass(cleaned)
             finally:
                 for name, tensor in kept.items():
@@ -159,13 +167,13 @@ class _Runner:
         return seen
 
 
-def _shaken(tensor: Tensor, parameter: bool, generator: torch.Generator) -> Tensor:
-    """Other numbers of the same kind. Buffers keep their signs, since one may be a variance."""
+def _shaken(tensor: Tensor, parameter: bool, generator: torch.Generator, sign: int) -> Tensor:
+    """Other numbers of the same size. Buffers keep their signs, since one may be a variance."""
     factor = 1 + torch.rand(tensor.shape, generator=generator).to(tensor)
     if not parameter:
         return factor * tensor
     size = float(tensor.abs().mean()) if tensor.numel() else 0.0
-    return factor * tensor + max(size, 0.1) * torch.randn(tensor.shape, generator=generator).to(tensor)
+    return sign * max(size, 0.1) * torch.randn(tensor.shape, generator=generator).to(tensor)
 
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

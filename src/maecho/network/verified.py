@@ -1,4 +1,4 @@
-"""Checks on a batch that every layer is the matrix for which it is read.
+"""Checks on a batch that every layer is the matrix for which it is read, and that no other parameter is a matrix.
 
 A class that is derived from a layer of torch may do something else in its forward: standardise its weight, count
 places instead of tokens, normalise along another axis. What it gives out for its inputs tells.
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from maecho import devices
 from maecho.network import kinds
@@ -25,6 +26,12 @@ EXAMPLES, ROWS = 2, 4096
 """So many examples, and so many rows of them, are looked at."""
 TOLERANCE = 2e-3
 """The largest error that counts as rounding, as a share of the outputs. Kernels for float32 may be so coarse."""
+
+FACTORS = {
+    "mm": (0, 1), "bmm": (0, 1), "mv": (0,), "addmm": (1, 2), "addbmm": (1, 2), "baddbmm": (1, 2),
+    "_grouped_mm": (0, 1), "convolution": (1,), "embedding": (0,),
+}  # fmt: skip
+"""An operation of torch -> the places of its arguments that can be weights."""
 
 
 @contextlib.contextmanager
@@ -66,6 +73,56 @@ def without(architecture: Architecture, wrong: set[str], model: nn.Module) -> Ar
     lost = tuple(text for text, layer in zip(named, architecture.layers.values(), strict=True) if layer.name in wrong)
     kept = {name: layer for name, layer in architecture.layers.items() if layer.name not in wrong}
     return Architecture(kept, architecture.aliases, (*architecture.unknown, *lost))
+
+
+class Factors(TorchDispatchMode):
+    """Notes where the factors of all products, convolutions and lookups lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._addresses: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for k in FACTORS.get(func._schema.name.removeprefix("aten::"), ()):
+            if isinstance(args[k], Tensor):
+                self._addresses.add(args[k].data_ptr())
+        return func(*args, **(kwargs or {}))
+
+    def free(self, model: nn.Module, architecture: Architecture) -> tuple[str, ...]:
+        """The parameters that were factors and belong to no layer, nor to a module that is known to be unknown.
+
+        An adapter's A and B are such: x A B in a forward that the user wrote.
+        """
+        known = {layer.weight for layer in architecture.layers.values()}
+        unknown = {text.rpartition(" (")[0] for text in architecture.unknown}
+        found = []
+        for name, parameter in model.named_parameters():
+            owner = name.rpartition(".")[0]
+            matrix = sum(size > 1 for size in parameter.shape) > 1
+            if matrix and name not in known and owner not in unknown and self._holds(parameter):
+                found.append(f"{name} ({type(model.get_submodule(owner)).__name__})")
+        return tuple(found)
+
+    def _holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor, or a view of it such as its transpose, was a factor."""
+        start = tensor.data_ptr()
+        return any(start <= at < start + tensor.numel() * tensor.element_size() for at in self._addresses)
+
+
+@contextlib.contextmanager
+def factors(model: nn.Module, watch: Watch | None = None) -> Iterator[Factors]:
+    """Inside, run the model. Gives what was a factor in its forward, and in nothing else that runs meanwhile."""
+    seen = Factors()
+    inside = contextlib.ExitStack()
+
+    def before(name: str, module: nn.Module, x: Tensor) -> None:
+        inside.enter_context(seen)
+
+    def after(name: str, module: nn.Module, x: Tensor, z: Any) -> None:
+        inside.close()
+
+    with inside, watching(model, [""], before, after, watch=watch):
+        yield seen
 
 
 def _is_its_matrix(unit: Unit, model: nn.Module, module: nn.Module, x: Tensor, z: Tensor) -> bool:

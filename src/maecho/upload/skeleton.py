@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from maecho.errors import InputError
+from maecho.network.plain import plain
 from maecho.upload.upload import Upload
 
 
@@ -17,7 +18,7 @@ class NoNetworkError(InputError):
 
 
 def skeleton(model: nn.Module | None, first: Upload, method: str, why: str) -> nn.Module:
-    """The model, if there is one and the weights of the first upload fit it. Raises InputError if not.
+    """The model without wrappers, if there is one and the weights of the first upload fit it. Raises InputError if not.
 
     `why` completes "since <method> …" in the error.
     """
@@ -26,6 +27,7 @@ def skeleton(model: nn.Module | None, first: Upload, method: str, why: str) -> n
             f"{method}: model must be the network that the uploads are weights of, since {method} {why}, got none",
             f"give it as aggregate(uploads, {method!r}, model=network)",
         )
+    model = plain(model, f"{method}: model")
     expected, got = first.state_dict(), model.state_dict()
     for name in {**expected, **got}:
         words = [

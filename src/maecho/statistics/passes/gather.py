@@ -23,7 +23,7 @@ from maecho.network.hooks import watching
 from maecho.network.layers import Architecture, Layer
 from maecho.network.packed.linears import Split
 from maecho.network.units import matrices
-from maecho.network.verified import Peeked, misread, without
+from maecho.network.verified import Peeked, factors, misread, without
 from maecho.statistics.of_gradients import BackwardGatherer
 from maecho.statistics.parts import Value
 from maecho.statistics.passes.backward import BackwardPasses
@@ -62,20 +62,21 @@ def gather(
         raise InputError(f"{setting.client}: the batches must hold at least one example, got none")
     units = matrices(setting.architecture).values()
     going = _Going(setting, reader, statistics)
-    try:
-        with misread(setting.model, units, setting.watch) as wrong:
+    with misread(setting.model, units, setting.watch) as wrong, factors(setting.model, setting.watch) as seen:
+        try:
             going.over([rest.first], progress=False)
-    except InputError:  # statistics may fail at a layer that is not what it is read as
-        with misread(setting.model, units) as wrong:
+        except InputError:  # statistics may fail at a layer that is not what it is read as
             list(forward(setting.model, [rest.first], setting.client, False, reader=reader))
-        if not wrong:
-            raise
+            if not wrong:
+                raise
     if wrong:
         setting = replace(setting, architecture=without(setting.architecture, wrong, setting.model))
         going = _Going(setting, reader, statistics)
         going.over([rest.first], progress=False)
     going.over(rest, progress)
-    return going.gathered()
+    free = seen.free(setting.model, setting.architecture)
+    architecture = replace(setting.architecture, unknown=(*setting.architecture.unknown, *free))
+    return replace(going.gathered(), architecture=architecture)
 
 
 class _Going:
