@@ -151,7 +151,7 @@ def trained(start: nn.Module, batches: Batches, seed: int) -> nn.Module:
     """One epoch of AdamW."""
     model = copy.deepcopy(start).train()
     body, head = model.get_submodule("body"), model.get_submodule("head")
-    groups = [{"params": body.parameters()}, {"params": head.parameters(), "lr": HEAD_RATE}]
+    groups: list[dict[str, Any]] = [{"params": body.parameters()}, {"params": head.parameters(), "lr": HEAD_RATE}]
     optimiser = torch.optim.AdamW(groups, RATE)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
