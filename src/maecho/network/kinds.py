@@ -67,9 +67,9 @@ class Kind:
         """The module's outputs, or gradients of their shape, as rows [groups, n, out] in the order of `rows`."""
         return z.reshape(1, -1, z.shape[-1])
 
-    def mean_rows(self, module: Any, x: Tensor) -> Tensor:
-        """The rows of the batch's mean input."""
-        return self.rows(module, x.mean(0, keepdim=True))
+    def mean_rows(self, module: Any, means: Tensor) -> Tensor:
+        """The rows of mean inputs [n, ...], in order: [groups, rows of all means, in]."""
+        return self.rows(module, means)
 
     def copies(self, module: Any) -> int:
         """The largest number of rows in which one entry of the input occurs."""
@@ -136,13 +136,12 @@ class Convolution(Kind):
         z = _batched(module, z).movedim(1, -1)
         return z.reshape(-1, module.groups, module.out_channels // module.groups).transpose(0, 1)
 
-    def mean_rows(self, module: Any, x: Tensor) -> Tensor:
-        """The rows as the MA-Echo release computes them: unpadded patches of the mean map, at stride 2."""
-        mean = _batched(module, x).mean(0, keepdim=True)
+    def mean_rows(self, module: Any, means: Tensor) -> Tensor:
+        """The rows as the MA-Echo release computes them: unpadded patches of each mean map, at stride 2."""
         reach = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
-        if any(size < r for size, r in zip(mean.shape[2:], reach, strict=True)):
-            return self.rows(module, mean)  # no unpadded patch fits, so the layer's own patches are used
-        return _patches(module, mean, (2,) * len(module.kernel_size))
+        if any(size < r for size, r in zip(means.shape[2:], reach, strict=True)):
+            return self.rows(module, means)  # no unpadded patch fits, so the layer's own patches are used
+        return _patches(module, means, (2,) * len(module.kernel_size))
 
     def copies(self, module: Any) -> int:
         return math.prod(module.kernel_size)
@@ -225,9 +224,9 @@ def output_rows(module: nn.Module, z: Tensor) -> Tensor:
     return of(module).output_rows(module, z)
 
 
-def mean_rows(module: nn.Module, x: Tensor) -> Tensor:
-    """The rows of the batch's mean input, as the MA-Echo release takes them."""
-    return of(module).mean_rows(module, x)
+def mean_rows(module: nn.Module, means: Tensor) -> Tensor:
+    """The rows of mean inputs [n, ...], as the MA-Echo release takes them, in order."""
+    return of(module).mean_rows(module, means)
 
 
 def inputs(module: nn.Module) -> int:
