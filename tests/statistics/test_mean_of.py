@@ -57,7 +57,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(168, 3)),
         (2, 7, 6),
     ),
-    "too small for a patch": (lambda: nn.Sequential(nn.Conv1d(2, 4, 5, padding=2), nn.Flatten(), nn.Linear(16, 3)), (2, 4)),
+    "too small for a patch": (
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 5, padding=2), nn.Flatten(), nn.Linear(16, 3)),
+        (2, 4),
+    ),
     "called twice": (CalledTwice, (6,)),
     "time first": (TimeFirst, (7, 6)),
     "sequence": (Pooled, (7, 6)),
@@ -72,7 +75,9 @@ def made(model: nn.Module, batches: object, mean_of: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mean_of", [1, 16, 64])
-@pytest.mark.filterwarnings("ignore:a. the neurons", "ignore:the neurons of these", "ignore:a. these are averaged", "ignore:a. nothing of")
+@pytest.mark.filterwarnings(
+    "ignore:a. the neurons", "ignore:the neurons of these", "ignore:a. these are averaged", "ignore:a. nothing of"
+)
 def test_it_does_not_depend_on_the_batches(case: str, mean_of: int) -> None:
     make, shape = CASES[case]
     torch.manual_seed(0)
@@ -97,8 +102,10 @@ def test_examples_of_several_lengths_are_averaged_place_by_place() -> None:
     sequences = [torch.randn(1, length, 6, generator=draw) for length in (3, 5, 5, 2, 4)]
     means = []
     for group in (sequences[:3], sequences[3:]):
-        for place in range(max(x.shape[1] for x in group)):
-            means.append(torch.stack([x[0, place] for x in group if x.shape[1] > place]).double().mean(0))
+        means += [
+            torch.stack([x[0, place] for x in group if x.shape[1] > place]).double().mean(0)
+            for place in range(max(x.shape[1] for x in group))
+        ]
     Q = torch.eye(7, dtype=torch.float64)
     for mean in means:
         r = torch.cat([mean, torch.ones(1)])

@@ -13,7 +13,7 @@ With S = Rᵀ Z, which is small, m_ij = k_iᵀ r_j and w_i = c / (a + m_ii) foll
 
     Z = K M    with M unit upper triangular, M_ij = w_i m_ij for i < j.
 
-So one mean costs small steps in numbers of the block alone, and everything that is as long as d is a product of matrices.
+So the steps of one mean are small ones in the block's own numbers. All that is as long as d is a product of matrices.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ def forward(
 ) -> Iterator[Pass]:
     """Run every batch in evaluation mode on the model's own device. Empty batches are skipped.
 
-    With `graph`, gradients of the outputs can be taken. With `raw`, the output is all that the model returns. `before` is
-    called with the number of examples before the model runs.
-    Afterwards every module has its own mode again, also if the caller stops early.
+    With `graph`, gradients of the outputs can be taken. With `raw`, the output is all that the model returns. `before`
+    is called with the number of examples before the model runs. Afterwards every module has its own mode again, also
+    if the caller stops early.
     """
     device = devices.of(model)
     reader = reader or Reader(model, label)

@@ -1,4 +1,4 @@
-"""The statistic "projector" of the MA-Echo release: a recursion on mean inputs of groups of examples, for every layer."""
+"""The statistic "projector" of the MA-Echo release: a recursion on means over groups of examples, for every layer."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Options:
     generator: torch.Generator | None = None
     gaussians: int = 1
     covariance: Covariance = "class"
-    mean_of: int = 64
+    mean_of: int = 16
 
     def __post_init__(self) -> None:
         one_of("labels", self.labels, LABELS)

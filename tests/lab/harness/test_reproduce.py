@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from maecho import InputError, make_upload, relay
-from maecho.lab import data, experiment, networks
+from maecho.lab import data, experiment
 from maecho.lab.columns import settings
 from maecho.lab.experiment import Experiment
 from maecho.lab.harness.clients import Cohort
