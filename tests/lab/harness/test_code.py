@@ -85,7 +85,7 @@ def test_modules_that_changed_are_named(edit: Edit) -> None:
 
 def test_a_registered_function_counts_with_what_it_is_registered_with(edit: Edit) -> None:
     before = codes()
-    edit("maecho.network.kinds", "class Kind", "print()\n\n\nclass Kind")
+    edit("maecho.network.kinds.kind", "class Kind", "print()\n\n\nclass Kind")
     assert "regmean" in differ(before, codes()), "what a module runs when it is imported counts"
 
 
