@@ -16,8 +16,9 @@ from torch import Tensor
 
 from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
-from maecho.linalg.symmetric import add_into
+from maecho.linalg.means import RunningMean, pieces, working
 from maecho.options import one_of
+from maecho.upload.cohort import in_memory
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
@@ -26,14 +27,15 @@ HOLDS = 2
 
 
 class Mean:
-    """A running mean of state_dicts, in float64. Whole numbers (counters) are those of the largest client."""
+    """A running mean of state_dicts. Whole numbers (counters) are those of the largest client."""
 
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples"):
         self.weighting = weighting
         self._first: Upload | None = None
-        self._sums: dict[str, Tensor] = {}
-        self._total = 0.0
+        self._means: dict[str, RunningMean] = {}
+        self._whole: dict[str, Tensor] = {}
         self._largest = (0, "")
+        self._count = 0
 
     @property
     def first(self) -> Upload:
@@ -43,20 +45,71 @@ class Mean:
 
     def add(self, upload: Upload) -> None:
         self._first = self._first or upload
-        p = upload.examples if self.weighting == "examples" else 1
-        # Of equally large clients the name decides, so that the result does not depend on the order of the clients.
-        largest = (upload.examples, upload.client) > self._largest
-        self._total += p
+        self._count += 1
+        share = share_of(upload, self.weighting)
+        largest = _size(upload) > self._largest
         for name, tensor in upload.weights.items():
             if tensor.is_floating_point():
-                add_into(self._sums, name, tensor.double() * p)
+                self._means.setdefault(name, RunningMean()).add(tensor.to(working(tensor.dtype)), share)
             elif largest:
-                self._sums[name] = tensor
+                self._whole[name] = tensor
         if largest:
-            self._largest = (upload.examples, upload.client)
+            self._largest = _size(upload)
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: t / self._total if t.is_floating_point() else t for name, t in self._sums.items()}
+        """All means in float64, to go on with. Like `state`, in new memory."""
+        return {name: t.double() if t.is_floating_point() else t for name, t in self._found().items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """All means in the dtypes of the uploads."""
+        return {name: tensor.to(self.first.weights[name].dtype) for name, tensor in self._found().items()}
+
+    def _found(self) -> dict[str, Tensor]:
+        # The mean of a single tensor is that tensor itself.
+        means = {name: mean.result()[0].to(copy=self._count == 1) for name, mean in self._means.items()}
+        return {name: means[name] if name in means else self._whole[name].clone() for name in self.first.weights}
+
+
+def share_of(upload: Upload, weighting: Literal["examples", "uniform"]) -> float:
+    """How much an upload counts in an average."""
+    return float(upload.examples) if weighting == "examples" else 1.0
+
+
+def _size(upload: Upload) -> tuple[int, str]:
+    """Of equally large clients the name decides, so that the result does not depend on the order of the clients."""
+    return upload.examples, upload.client
+
+
+def average(
+    uploads: Sequence[Upload], weighting: Literal["examples", "uniform"]
+) -> tuple[Upload, dict[str, Tensor]]:
+    """The first upload, and the means of all weights in the dtypes of the uploads and in new memory.
+
+    Uploads in memory are averaged a few numbers at a time, which takes no memory beside the result's.
+    """
+    held = in_memory(uploads)
+    if held is None:
+        mean = Mean(weighting)
+        for upload in uploads:
+            mean.add(upload)
+        return mean.first, mean.state()
+    shares = [share_of(upload, weighting) for upload in held]
+    out = {name: torch.empty_like(tensor) for name, tensor in held[0].weights.items()}
+    means = {name: [out[name], *(upload.weights[name] for upload in held)] for name in out}
+    for name in [name for name, tensor in out.items() if not tensor.is_floating_point()]:
+        out[name].copy_(max(held, key=_size).weights[name])
+        del means[name]
+    for together in pieces(means):
+        places = [piece.of(out[piece.name]) for piece in together]
+        running = [RunningMean(place if place.dtype is working(place.dtype) else None) for place in places]
+        for upload, share in zip(held, shares, strict=True):
+            for piece, place, mean in zip(together, places, running, strict=True):
+                mean.add(piece.of(upload.weights[piece.name]).to(working(place.dtype)), share)
+        for place, mean in zip(places, running, strict=True):
+            found, _ = mean.result()
+            if found is not place:
+                place.copy_(found)
+    return held[0], out
 
 
 class ClassAwareHead:
@@ -127,14 +180,13 @@ class FedAvg:
         return frozenset({"classes"} if self.head == "class-aware" else ())
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
+        if self.head == "average":
+            return assemble(*average(uploads, self.weighting), {}, own=True)
         mean, head = Mean(self.weighting), ClassAwareHead(self.weighting)
         for upload in uploads:
             mean.add(upload)
-            if self.head == "class-aware":
-                head.add(upload)
+            head.add(upload)
         first, weights = mean.first, mean.weights()
-        if self.head == "average":
-            return assemble(first, weights, {})
         layer = next(layer for layer in first.layers if layer.name == first.head)
         merged = assemble(first, weights, {layer.name: head.matrix(layer.matrix(weights))})
         merged.averaged = tuple(first.weights)

@@ -45,15 +45,20 @@ class Method(Protocol):
 
 
 def assemble(
-    like: Upload, plain: Mapping[str, Tensor], matrices: Mapping[str, Tensor], silent: Iterable[str] = ()
+    like: Upload,
+    plain: Mapping[str, Tensor],
+    matrices: Mapping[str, Tensor],
+    silent: Iterable[str] = (),
+    own: bool = False,
 ) -> Merged:
     """Put together one state_dict from averaged tensors and merged matrices (by layer name), in the dtypes of the
     uploads.
 
-    `silent` names the layers for which no client had an input.
+    `silent` names the layers for which no client had an input. `own` says that the averaged tensors are in memory that
+    nobody else uses.
     """
     layers: dict[str, Layer] = {layer.name: layer for layer in like.layers}
-    out = {name: plain[name].to(tensor.dtype, copy=True) for name, tensor in like.weights.items()}
+    out = {name: plain[name].to(tensor.dtype, copy=not own) for name, tensor in like.weights.items()}
     merged: set[str] = set()
     for name, matrix in matrices.items():
         parts = layers[name].write(matrix, like.weights)

@@ -65,6 +65,15 @@ class Upload:
         """Equal for equal architectures: names, shapes and dtypes of the weights, and how they are read as matrices."""
         return header.fingerprint(self.weights, self.layers, self.head, self.aliases)
 
+    def is_like(self, other: Upload) -> bool:
+        """Whether the other upload plainly has the same architecture. If not, the fingerprints tell."""
+        if (self.head, self.layers, self.aliases) != (other.head, other.layers, other.aliases):
+            return False
+        pairs = [(tensor, other.weights.get(name)) for name, tensor in self.weights.items()]
+        return len(self.weights) == len(other.weights) and all(
+            b is not None and a.dtype is b.dtype and a.shape == b.shape for a, b in pairs
+        )
+
     def architecture(self) -> dict[str, Any]:
         """All that the fingerprint is computed from."""
         return header.architecture(self.weights, self.layers, self.head, self.aliases)
