@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
-from maecho.linalg.means import RunningMean, pieces, working
+from maecho.linalg.means import RunningMean, as_working, pieces, working
 from maecho.options import one_of
 from maecho.upload.cohort import in_memory
 from maecho.upload.merged import Merged
@@ -32,7 +32,8 @@ class Mean:
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples"):
         self.weighting = weighting
         self._first: Upload | None = None
-        self._means: dict[str, RunningMean] = {}
+        self._running = RunningMean()
+        self._names: list[str] = []
         self._whole: dict[str, Tensor] = {}
         self._largest = (0, "")
         self._count = 0
@@ -44,17 +45,14 @@ class Mean:
         return self._first
 
     def add(self, upload: Upload) -> None:
-        self._first = self._first or upload
+        if self._first is None:
+            self._first = upload
+            self._names = [name for name, tensor in upload.weights.items() if tensor.is_floating_point()]
         self._count += 1
-        share = share_of(upload, self.weighting)
-        largest = _size(upload) > self._largest
-        for name, tensor in upload.weights.items():
-            if tensor.is_floating_point():
-                self._means.setdefault(name, RunningMean()).add(tensor.to(working(tensor.dtype)), share)
-            elif largest:
-                self._whole[name] = tensor
-        if largest:
+        self._running.add([as_working(upload.weights[name]) for name in self._names], share_of(upload, self.weighting))
+        if _size(upload) > self._largest:
             self._largest = _size(upload)
+            self._whole = {name: t for name, t in upload.weights.items() if not t.is_floating_point()}
 
     def weights(self) -> dict[str, Tensor]:
         """All means in float64, to go on with. Like `state`, in new memory."""
@@ -65,8 +63,9 @@ class Mean:
         return {name: tensor.to(self.first.weights[name].dtype) for name, tensor in self._found().items()}
 
     def _found(self) -> dict[str, Tensor]:
+        found = dict(zip(self._names, self._running.result()[0], strict=True)) if self._names else {}
         # The mean of a single tensor is that tensor itself.
-        means = {name: mean.result()[0].to(copy=self._count == 1) for name, mean in self._means.items()}
+        means = {name: tensor.to(tensor.dtype, copy=self._count == 1) for name, tensor in found.items()}
         return {name: means[name] if name in means else self._whole[name].clone() for name in self.first.weights}
 
 
@@ -101,12 +100,11 @@ def average(
         del means[name]
     for together in pieces(means):
         places = [piece.of(out[piece.name]) for piece in together]
-        running = [RunningMean(place if place.dtype is working(place.dtype) else None) for place in places]
+        ready = all(place.dtype is working(place.dtype) for place in places)
+        running = RunningMean(places if ready else None)
         for upload, share in zip(held, shares, strict=True):
-            for piece, place, mean in zip(together, places, running, strict=True):
-                mean.add(piece.of(upload.weights[piece.name]).to(working(place.dtype)), share)
-        for place, mean in zip(places, running, strict=True):
-            found, _ = mean.result()
+            running.add([as_working(piece.of(upload.weights[piece.name])) for piece in together], share)
+        for place, found in zip(places, running.result()[0], strict=True):
             if found is not place:
                 place.copy_(found)
     return held[0], out

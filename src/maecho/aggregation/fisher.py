@@ -9,18 +9,19 @@ their Laplace posteriors, and a client with twice the examples counts twice. Onl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from maecho.aggregation.average import Mean
+from maecho.aggregation.average import Mean, average
 from maecho.aggregation.method import Guide, assemble
 from maecho.errors import UploadError
-from maecho.linalg.symmetric import add_into
+from maecho.linalg.means import Piece, RunningMean, pieces, working
 from maecho.options import NOT_NEGATIVE, number, one_of
+from maecho.upload.cohort import in_memory
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
 
@@ -58,28 +59,81 @@ class Fisher:
         return frozenset({"fisher"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean = Mean(self.weighting)
-        fishers: dict[str, Tensor] = {}
-        products: dict[str, Tensor] = {}
-        for upload in uploads:
-            mean.add(upload)
-            first = mean.first
-            for name in sorted(first.statistics["fisher"].keys() ^ upload.statistics["fisher"].keys()):
-                expected, got = ("one", "none") if name in first.statistics["fisher"] else ("none", "one")
-                raise UploadError(
-                    f"{upload.client}: fisher of {name!r}: expected {expected} as in {first.client}, got {got}"
-                )
-            for name, one in upload.statistics["fisher"].items():
-                F = one.double() / (1 if self.weighting == "examples" else upload.examples)
-                WF = upload.weights[name].double() * F
-                add_into(fishers, name, F)
-                add_into(products, name, WF)
-        first, weights = mean.first, mean.weights()
-        for name, F in fishers.items():
-            total = F + self.ridge * F.mean()
-            known = total > 0
-            gap = products[name] - weights[name] * F
-            weights[name] = weights[name] + torch.where(known, gap / total.where(known, torch.ones_like(total)), 0)
-        merged = assemble(first, weights, {})
-        merged.averaged = tuple(name for name in first.weights if name not in fishers or not fishers[name].any())
+        held = in_memory(uploads)
+        if held is None:
+            mean, followed = Mean(self.weighting), RunningMean()
+            for upload in uploads:
+                mean.add(upload)
+                names = _names(mean.first, upload)
+                followed.add(*self._parts(upload, [Piece(name, 0, 0, True) for name in names]))
+            first, weights = mean.first, mean.state()
+            means, fishers = followed.result()
+            found = zip(names, means, _tensors(fishers), strict=True)
+        else:
+            first, weights = average(held, self.weighting)
+            names = [_names(first, upload) for upload in held][0]
+            found = self._followed(held, names)
+        silent = {name for name in first.weights if name not in names}
+        for name, wanted, F in found:
+            if not self._pull(weights, name, wanted, F):
+                silent.add(name)
+        merged = assemble(first, weights, {}, own=True)
+        merged.averaged = tuple(name for name in first.weights if name in silent)
         return merged
+
+    def _parts(self, upload: Upload, pieces: Iterable[Piece]) -> tuple[list[Tensor], list[Tensor]]:
+        """Pieces of a client's weights and of its Fisher information, in the dtype to compute in."""
+        weights, fishers = [], []
+        for piece in pieces:
+            W, F = piece.of(upload.weights[piece.name]), piece.of(upload.statistics["fisher"][piece.name])
+            dtype = torch.promote_types(working(W.dtype), F.dtype)
+            weights.append(W.to(dtype))
+            fishers.append(F.to(dtype) if self.weighting == "examples" else F.to(dtype) / upload.examples)
+        return weights, fishers
+
+    def _followed(self, held: list[Upload], names: list[str]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Of each parameter: its name, Σ F_i W_i / Σ F_i, and Σ F_i. A few numbers of all uploads are looked at
+        together, so that beside the result there is memory for one tensor."""
+        own = {n: [t for u in held for t in (u.weights[n], u.statistics["fisher"][n])] for n in names}
+        means: dict[str, Tensor] = {}
+        fishers: dict[str, Tensor] = {}
+        for together in pieces(own, at_once=2):
+            running = RunningMean()
+            for upload in held:
+                running.add(*self._parts(upload, together))
+            found, totals = running.result()
+            for piece, mean, total in zip(together, found, _tensors(totals), strict=True):
+                name = piece.name
+                if not piece.whole and not piece.begin:
+                    means[name], fishers[name] = (torch.empty_like(own[name][0], dtype=mean.dtype) for _ in range(2))
+                if piece.whole:
+                    yield name, mean, total
+                    continue
+                piece.of(means[name]).copy_(mean)
+                piece.of(fishers[name]).copy_(total)
+                if piece.end == own[name][0].numel():
+                    yield name, means.pop(name), fishers.pop(name)
+
+    def _pull(self, weights: dict[str, Tensor], name: str, wanted: Tensor, F: Tensor) -> bool:
+        """Move an average towards what the information wants: W = W̄ + Σ F / (Σ F + ε) · (wanted − W̄). Says whether
+        there was any information."""
+        average = weights[name]
+        ridge = self.ridge * float(F.sum(dtype=torch.float64)) / max(1, F.numel())
+        for piece in (piece for some in pieces({name: [average, wanted, F]}, at_once=2) for piece in some):
+            W, own = piece.of(average), piece.of(F)
+            share = own.div(own + ridge).nan_to_num_(0.0)
+            W.copy_(torch.lerp(W.to(own.dtype), piece.of(wanted), share))
+        return bool(F.any())
+
+
+def _tensors(weights: float | Sequence[Tensor]) -> Sequence[Tensor]:
+    assert not isinstance(weights, float)
+    return weights
+
+
+def _names(first: Upload, upload: Upload) -> list[str]:
+    """The parameters that have Fisher information. All clients must speak of the same."""
+    for name in sorted(first.statistics["fisher"].keys() ^ upload.statistics["fisher"].keys()):
+        expected, got = ("one", "none") if name in first.statistics["fisher"] else ("none", "one")
+        raise UploadError(f"{upload.client}: fisher of {name!r}: expected {expected} as in {first.client}, got {got}")
+    return list(first.statistics["fisher"])

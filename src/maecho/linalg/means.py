@@ -27,31 +27,41 @@ def working(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def as_working(tensor: Tensor) -> Tensor:
+    """The tensor in the dtype to compute a mean in; itself if it has that dtype."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+Tensors = Sequence[Tensor]
+
+
 @dataclass(slots=True)
 class _Group:
-    """The mean of a few tensors, or of a few groups."""
+    """The mean of a few additions, or of a few groups."""
 
-    mean: Tensor
-    weight: float | Tensor
+    mean: Tensors
+    weight: float | Tensors
     own: bool
-    """Whether it is in memory of its own, and not in that of a tensor that somebody added."""
+    """Whether it is in memory of its own, and not in that of tensors that somebody added."""
     count: int = 1
 
 
 class RunningMean:
-    """The weighted mean of tensors that come one at a time. A weight is a number, or a tensor with one for each entry.
+    """The weighted mean of lists of tensors that come one list at a time: of the first tensors, of the second, ...
+
+    A weight is a number for all tensors, or a list of tensors with one weight for each entry.
 
     Args:
         out: where the mean is made. By default in new memory.
     """
 
-    def __init__(self, out: Tensor | None = None):
+    def __init__(self, out: Tensors | None = None):
         self._spare = out
         self._levels: list[_Group | None] = []
 
-    def add(self, value: Tensor, weight: float | Tensor) -> None:
-        """Add a tensor in a dtype that means are computed in. It must not change before the result was asked for."""
-        self._add(0, _Group(value, weight, False))
+    def add(self, values: Tensors, weight: float | Tensors) -> None:
+        """Add tensors in dtypes that means are computed in. They must not change before the result was asked for."""
+        self._add(0, _Group(values, weight, False))
 
     def _add(self, level: int, new: _Group) -> None:
         if level == len(self._levels):
@@ -68,26 +78,23 @@ class RunningMean:
             self._add(level + 1, group)
 
     def _join(self, group: _Group, new: _Group) -> None:
-        weight: float | Tensor
-        if isinstance(group.weight, Tensor) and group.own:
-            weight = group.weight.add_(new.weight)
+        """Make of two means that of both. The second one's memory is used again."""
+        total, shares = _joined(group, new)
+        if group.own and isinstance(shares, float):
+            torch._foreach_lerp_(group.mean, new.mean, shares)
         else:
-            weight = group.weight + new.weight
-        share = new.weight / weight
-        if isinstance(share, Tensor):
-            # Where both weights are 0 the mean says nothing, but it must be a number.
-            share.nan_to_num_(0.0)
-        if group.own:
-            group.mean.lerp_(new.mean, share)
-        else:
-            group.mean, self._spare = torch.lerp(group.mean, new.mean, share, out=self._spare), None
-            group.own = True
-        group.weight = weight
+            out = group.mean if group.own else self._spare or [torch.empty_like(mean) for mean in group.mean]
+            several = [shares] * len(out) if isinstance(shares, float) else shares
+            for mean, other, share, place in zip(group.mean, new.mean, several, out, strict=True):
+                torch.lerp(mean, other, share, out=place)  # type: ignore[call-overload]
+            if not group.own:
+                group.mean, group.own, self._spare = out, True, None
+        group.weight = total
         if new.own:
             self._spare = new.mean
 
-    def result(self) -> tuple[Tensor, float | Tensor]:
-        """The mean and the sum of the weights. Of a single tensor they are that tensor and its weight themselves."""
+    def result(self) -> tuple[Tensors, float | Tensors]:
+        """The mean and the sum of the weights. If one list was added, they are that list and its weight themselves."""
         groups = [group for group in self._levels if group is not None]
         low = groups[0]
         for high in groups[1:]:
@@ -95,6 +102,22 @@ class RunningMean:
             low = high
         self._levels = [low]
         return low.mean, low.weight
+
+
+def _joined(group: _Group, new: _Group) -> tuple[float | Tensors, float | Tensors]:
+    """The sum of two weights, and the second one's share of it."""
+    if isinstance(group.weight, float) and isinstance(new.weight, float):
+        total = group.weight + new.weight
+        return total, new.weight / total
+    if group.own:
+        totals = group.weight
+        torch._foreach_add_(totals, new.weight)
+    else:
+        totals = torch._foreach_add(group.weight, new.weight)
+    shares = torch._foreach_div(new.weight, totals)
+    for share in shares:
+        share.nan_to_num_(0.0)  # Where nobody has a weight the mean says nothing, but it must be a number.
+    return totals, shares
 
 
 @dataclass(frozen=True)
@@ -112,12 +135,15 @@ class Piece:
         return tensor if self.whole else tensor.view(-1)[self.begin : self.end]
 
 
-def pieces(tensors: Mapping[str, Sequence[Tensor]]) -> Iterator[list[Piece]]:
+def pieces(tensors: Mapping[str, Sequence[Tensor]], at_once: int = 1) -> Iterator[list[Piece]]:
     """Cut tensors into pieces, and give out lists of pieces that hold about `BLOCK` numbers together.
 
     Each name stands for tensors of one shape. They stay whole if one of them is on a GPU or not contiguous.
+
+    Args:
+        at_once: how many tensors are made of such a list. With more, the lists are shorter.
     """
-    size = BLOCK * torch.get_num_threads()
+    size = BLOCK // at_once * torch.get_num_threads()
     found: list[Piece] = []
     room = size
     for name, same in tensors.items():
