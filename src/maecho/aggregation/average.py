@@ -79,9 +79,7 @@ def _size(upload: Upload) -> tuple[int, str]:
     return upload.examples, upload.client
 
 
-def average(
-    uploads: Sequence[Upload], weighting: Literal["examples", "uniform"]
-) -> tuple[Upload, dict[str, Tensor]]:
+def average(uploads: Sequence[Upload], weighting: Literal["examples", "uniform"]) -> tuple[Upload, dict[str, Tensor]]:
     """The first upload, and the means of all weights in the dtypes of the uploads and in new memory.
 
     Uploads in memory are averaged a few numbers at a time, which takes no memory beside the result's.

@@ -60,6 +60,7 @@ class Fisher:
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
         held = in_memory(uploads)
+        found: Iterable[tuple[str, Tensor, Tensor]]
         if held is None:
             mean, followed = Mean(self.weighting), RunningMean()
             for upload in uploads:
@@ -71,7 +72,8 @@ class Fisher:
             found = zip(names, means, _tensors(fishers), strict=True)
         else:
             first, weights = average(held, self.weighting)
-            names = [_names(first, upload) for upload in held][0]
+            for upload in held:
+                names = _names(first, upload)
             found = self._followed(held, names)
         silent = {name for name in first.weights if name not in names}
         for name, wanted, F in found:

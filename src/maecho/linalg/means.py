@@ -3,8 +3,8 @@
     m ← m + w / (Σ w) · (x − m)
 
 A plain sum of n float32 numbers loses digits as n grows. A sum in float64 takes twice the memory and several times the
-time. Here the means of `GROUP` tensors are made first, then the means of `GROUP` such means, and so on, so that a number
-is rounded a few times only. Equal tensors are their own mean, bit for bit, and a mean cannot overflow unless a
+time. Here the means of `GROUP` tensors are made first, then the means of `GROUP` such means, and so on, so that each
+number is rounded a few times only. Equal tensors are their own mean, bit for bit, and a mean cannot overflow unless a
 difference of two tensors does.
 """
 
@@ -32,7 +32,7 @@ def as_working(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
-Tensors = Sequence[Tensor]
+Tensors = list[Tensor]
 
 
 @dataclass(slots=True)
@@ -106,18 +106,19 @@ class RunningMean:
 
 def _joined(group: _Group, new: _Group) -> tuple[float | Tensors, float | Tensors]:
     """The sum of two weights, and the second one's share of it."""
-    if isinstance(group.weight, float) and isinstance(new.weight, float):
-        total = group.weight + new.weight
-        return total, new.weight / total
+    one, other = group.weight, new.weight
+    if isinstance(one, float) or isinstance(other, float):
+        assert isinstance(one, float)
+        assert isinstance(other, float)
+        return one + other, other / (one + other)
     if group.own:
-        totals = group.weight
-        torch._foreach_add_(totals, new.weight)
+        torch._foreach_add_(one, other)
     else:
-        totals = torch._foreach_add(group.weight, new.weight)
-    shares = torch._foreach_div(new.weight, totals)
+        one = list(torch._foreach_add(one, other))
+    shares = list(torch._foreach_div(other, one))
     for share in shares:
         share.nan_to_num_(0.0)  # Where nobody has a weight the mean says nothing, but it must be a number.
-    return totals, shares
+    return one, shares
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,360 @@
+"""Our merges beside those of FusionBench and mergekit: seconds, memory, exactness, and why results differ.
+
+    make peers                                    # in an environment with both packages
+    python benchmarks/peers.py                    # one line for a peer that is not there, and on with the others
+    python benchmarks/peers.py --quick            # 5 clients of a small network, in a minute
+    python benchmarks/peers.py --only Fisher      # rows whose name has this word
+
+Both sides get the same models, Grams, Fisher values and batches, on one thread. Every measurement is a process of its
+own, forked after all inputs were made; ours and theirs take turns. After a first call the second gives the memory: the
+peak beyond what the process held before. Where a call is quick, those after it give the seconds. The table has medians
+over the turns, as ratios ours by theirs.
+
+"off float64" is the largest distance of a merged tensor to the same formula, with the same settings, computed plainly
+in float64, as a share of its norm. "apart" is that distance between ours and theirs, both with their defaults. "apart
+with the same settings" is the distance after the reason was taken away, where theirs computes in float64, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import pickle
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+import maecho
+import other_merges as other
+import peer_merges as plain
+from maecho.aggregation import Fisher, RegMean
+
+SAME = 1e-5
+"""Results with the same settings must not be farther apart."""
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    name: str
+    peer: str
+    ours: Callable[[], plain.State]
+    theirs: Callable[[], plain.State]
+    plain_ours: Callable[[], plain.State]
+    plain_theirs: Callable[[], plain.State]
+    reason: str = "none"
+    """Why the results differ: a key of REASONS."""
+    same: Callable[[], tuple[plain.State, plain.State]] | None = None
+    """Ours and theirs with the same settings. None: these are the defaults."""
+
+
+REASONS = {
+    "none": "The same formula; rounding.",
+    "files": "The same formula; rounding. Ours checks the digest of all that it reads, theirs checks nothing.",
+    "ridge": (
+        "Ours pulls towards the average with a ridge; theirs has none, and inverts Σ G in float32. With a ridge inside of "
+        "the Grams that both get, `RegMean(ridge=0)` and theirs in float64 agree; so do `RegMean(ridge=0, shrink=0.9)` "
+        "and `reduce_non_diagonal_ratio=0.9`."
+    ),
+    "bias": (
+        "As `ridge`, and: ours merges [W b] and embeddings by least squares, theirs averages all but the matrices. "
+        "Without these layers and biases in our uploads both agree."
+    ),
+    "weights": (
+        "Ours counts a client's information as it is and pulls towards the average. Theirs adds 1e-6 to every value and "
+        "divides each client's by their norm. Values so treated, given to `Fisher(ridge=0)`, give theirs."
+    ),
+    "squares": (
+        "As `weights`, and: ours sums squares of every example's gradient, theirs squares one gradient of a whole batch, "
+        "of Σ √p log p over all examples and classes. `Fisher(ridge=0)` with values of that formula gives theirs."
+    ),
+}
+
+
+def doubled(states: list[plain.State]) -> list[plain.State]:
+    return [{name: tensor.double() for name, tensor in one.items()} for one in states]
+
+
+def merges(case: plain.Case, folder: Path) -> Iterator[Row]:
+    """The rows of models whose statistics are there."""
+    uploads, weights, names = case.uploads, case.weights, case.matrices
+    grams, exact = case.grams(), case.grams(torch.float64)
+    fishers = [{name: F.float() for name, F in one.items()} for one in case.fishers()]
+    average = lambda: plain.plain_average(weights)  # noqa: E731
+    yield Row(
+        "average", "FusionBench", lambda: maecho.aggregate(uploads, "fedavg"), lambda: other.average(weights),
+        average, average,
+    )  # fmt: skip
+    ours, theirs = written(case, folder)
+
+    def of_files() -> plain.State:
+        maecho.aggregate(ours, "fedavg").save(folder / "ours.safetensors")
+        return {}
+
+    def by_mergekit() -> plain.State:
+        other.linear_of_files(theirs, folder / "theirs")
+        return {}
+
+    yield Row(
+        "average, file to file", "mergekit", of_files, by_mergekit, average, average, "files",
+        same=lambda: (
+            maecho.Merged.load(folder / "ours.safetensors"), other.loaded(folder / "theirs" / "model.safetensors"),
+        ),
+    )  # fmt: skip
+    yield Row(
+        "average of files", "FusionBench", lambda: maecho.aggregate(ours, "fedavg"),
+        lambda: other.average_of_files(theirs), average, average, "files",
+    )  # fmt: skip
+
+    def ridged() -> tuple[plain.State, plain.State]:
+        both = plain.ridged(exact)
+        given = plain.with_gram(uploads, both)
+        one = maecho.aggregate(given, RegMean(ridge=0))
+        two = other.regmean(doubled(weights), both, names)
+        shrunk = (
+            maecho.aggregate(given, RegMean(ridge=0, shrink=0.9)),
+            other.regmean(doubled(weights), both, names, 0.9),
+        )
+        return {**one, **{f"shrunk {n}": t for n, t in shrunk[0].items()}}, {
+            **two, **{f"shrunk {n}": t for n, t in shrunk[1].items()}
+        }  # fmt: skip
+
+    yield Row(
+        "RegMean, same Grams", "FusionBench", lambda: maecho.aggregate(uploads, "regmean"),
+        lambda: other.regmean(weights, grams, names),
+        lambda: plain.plain_regmean(weights, exact, names, RegMean().ridge),
+        lambda: plain.plain_regmean(weights, grams, names), "ridge", ridged,
+    )  # fmt: skip
+    given = plain.with_fisher(uploads, fishers)
+
+    def weighed() -> tuple[plain.State, plain.State]:
+        treated = plain.with_fisher(uploads, plain.as_fusionbench_weighs(fishers))
+        return maecho.aggregate(treated, Fisher(ridge=0)), other.fisher(weights, fishers)
+
+    yield Row(
+        "Fisher, same values", "FusionBench", lambda: maecho.aggregate(given, "fisher"),
+        lambda: other.fisher(weights, fishers),
+        lambda: plain.plain_fisher(weights, fishers, Fisher().ridge),
+        lambda: plain.plain_fisher(weights, plain.as_fusionbench_weighs(fishers)), "weights", weighed,
+    )  # fmt: skip
+
+
+def written(case: plain.Case, folder: Path) -> tuple[list[Path], list[Path]]:
+    """The weights of all clients as our uploads, and as plain safetensors files."""
+    ours, theirs = [], []
+    for i, upload in enumerate(case.uploads):
+        ours.append(folder / f"{i:03}.upload.safetensors")
+        theirs.append(folder / f"{i:03}.safetensors")
+        replace(upload, statistics={}, layers=(), head=None, spaces=None).save(ours[-1])
+        save_file({name: tensor.contiguous() for name, tensor in upload.weights.items()}, theirs[-1])
+    return ours, theirs
+
+
+def of_trace_1(grams: plain.State) -> plain.State:
+    return {name: G / G.trace() for name, G in grams.items()}
+
+
+def from_data(case: plain.Case) -> Iterator[Row]:
+    """The rows in which both sides gather their statistics themselves."""
+    clients = range(len(case.models))
+
+    def ours(method: str | Fisher | RegMean, statistic: str, **options: str) -> plain.State:
+        return maecho.aggregate([plain.gathered(case, i, [statistic], **options) for i in clients], method)
+
+    tokens = case.name.startswith("transformer")
+
+    def matrices() -> tuple[plain.State, plain.State]:
+        gathered = [plain.matrices_only(plain.gathered(case, i, ["gram"])) for i in clients]
+        both = replace(case, uploads=gathered).grams(torch.float64)
+        theirs = other.gathered_grams(case)
+        gap = max(plain.distance(of_trace_1(a), of_trace_1(b)) for a, b in zip(both, theirs, strict=True))
+        if not gap < SAME:
+            raise RuntimeError(f"both sides' Grams must be the same times the number of rows, got {gap:.1g} apart")
+        ridged = plain.ridged(both)
+        names = {layer.name: layer.weight for layer in gathered[0].layers}
+        one = maecho.aggregate(plain.with_gram(gathered, ridged), RegMean(ridge=0))
+        return one, other.regmean(doubled(case.weights), ridged, names)
+
+    yield Row(
+        "RegMean, from data", "FusionBench", lambda: ours("regmean", "gram"), lambda: other.regmean_from_data(case),
+        dict, dict, "bias" if tokens else "ridge", matrices,
+    )  # fmt: skip
+
+    def squares() -> tuple[plain.State, plain.State]:
+        values = [plain.as_fusionbench_gathers(m, own) for m, own in zip(case.models, case.data, strict=True)]
+        treated = plain.with_fisher(case.uploads, plain.as_fusionbench_weighs(values))
+        return maecho.aggregate(treated, Fisher(ridge=0)), other.fisher_from_data(case)
+
+    for labels in ("sampled", "expected"):
+        yield Row(
+            f"Fisher ({labels}), from data", "FusionBench",
+            lambda labels=labels: ours("fisher", "fisher", labels=labels),  # type: ignore[misc]
+            lambda: other.fisher_from_data(case), dict, dict, "squares", squares,
+        )  # fmt: skip
+
+
+@dataclass
+class Measured:
+    seconds: float
+    peak: float
+    state: plain.State
+
+
+def measured(work: Callable[[], plain.State], folder: Path) -> Measured:
+    """Seconds and extra memory of one piece of work, in a forked process."""
+    target = folder / "measured"
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        try:
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 2)
+            os.dup2(silent, 1)
+            target.write_bytes(pickle.dumps(_timed(work)))
+        except BaseException as error:
+            target.write_bytes(pickle.dumps(f"{type(error).__name__}: {error}".split("\n")[0]))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    found = pickle.loads(target.read_bytes())
+    target.unlink()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    assert isinstance(found, Measured)
+    return found
+
+
+def _timed(work: Callable[[], plain.State]) -> Measured:
+    began = time.perf_counter()
+    work()
+    first = time.perf_counter() - began
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _memory("VmRSS")
+    began = time.perf_counter()
+    state = work()
+    seconds = [time.perf_counter() - began]
+    peak = _memory("VmHWM") - before
+    if first < 0.5:
+        seconds = []
+        while not seconds or (sum(seconds) < 0.2 and len(seconds) < 25):
+            began = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - began)
+    return Measured(statistics.median(seconds), peak, {name: tensor.clone() for name, tensor in state.items()})
+
+
+def _memory(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * float(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def line(case: plain.Case, row: Row, turns: int, folder: Path) -> str:
+    """One row of the table, as Markdown."""
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        return _line(case, row, turns, folder)
+
+
+def _line(case: plain.Case, row: Row, turns: int, folder: Path) -> str:
+    sides: tuple[list[Measured], list[Measured]] = [], []
+    began = time.perf_counter()
+    for turn in range(turns):
+        for work, found in zip((row.ours, row.theirs), sides, strict=True):
+            found.append(measured(work, folder))
+        if turn >= 2 and time.perf_counter() - began > 15:
+            break
+    quick, slow = (statistics.median(one.seconds for one in found) for found in sides)
+    ours, theirs = sides[0][-1].state, sides[1][-1].state
+    if not ours and row.same:  # written into files
+        ours, theirs = row.same()
+        same = plain.distance(ours, theirs)
+    else:
+        same = plain.distance(*row.same()) if row.same else plain.distance(ours, theirs)
+    cells = [case.name, row.name, row.peer, f"{1e3 * slow:.3g}", f"**{quick / slow:.2f}**", _ratio(*sides)]
+    references = row.plain_ours(), row.plain_theirs()
+    for state, reference in zip((ours, theirs), references, strict=True):
+        bad = plain.not_finite(state)
+        cells.append((f"{plain.distance(state, reference):.0e}" if reference else "") + (f", {bad} NaN" if bad else ""))
+    cells += [f"{plain.distance(ours, theirs):.0e}", row.reason, f"{same:.0e}" + (" **!**" if same > SAME else "")]
+    return f"| {' | '.join(cells)} |"
+
+
+def _ratio(ours: list[Measured], theirs: list[Measured]) -> str:
+    """Extra memory in MB, and as a ratio where it is more than pages by chance."""
+    mine, yours = (statistics.median(one.peak for one in found) / 1e6 for found in (ours, theirs))
+    return f"{mine:.1f} / {yours:.1f} = {mine / yours:.2f}" if yours > 0.5 else f"{mine:.1f} / {yours:.1f}"
+
+
+HEAD = (
+    "models", "merge", "peer", "theirs, ms", "seconds, ours by theirs", "extra memory in MB, ours by theirs",
+    "ours off float64", "theirs off float64", "apart", "reason", "apart with the same settings",
+)  # fmt: skip
+
+
+def cases(quick: bool) -> Iterator[tuple[Callable[[], plain.Case], bool]]:
+    """Each case, and whether both sides gather statistics from its data."""
+    if quick:
+        yield lambda: plain.mlps(5, 256, distinct=2), False
+        yield lambda: plain.mlps(2, 256), True
+        return
+    for clients in (5, 20, 50):
+        yield lambda clients=clients: plain.mlps(clients, 1024), False  # type: ignore[misc]
+    yield lambda: plain.transformers(5, 8), False
+    yield lambda: plain.mlps(5, 1024, distinct=5), True
+    yield lambda: plain.transformers(2, 8), True
+
+
+def warm(peers: Collection[str], folder: Path) -> None:
+    """Call everything once on a tiny network, so that no measurement pays for imports."""
+    tiny = plain.mlps(2, 64, (8, 6, 4))
+    for row in (*merges(tiny, folder), *from_data(tiny)):
+        if row.peer in peers:
+            with contextlib.suppress(RuntimeError), contextlib.redirect_stderr(io.StringIO()):
+                row.ours(), row.theirs()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="small networks and few turns, in a minute")
+    parser.add_argument("--only", default="", help="rows whose name has this word")
+    parser.add_argument("--turns", type=int, default=5)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    peers = other.found()
+    print(
+        "; ".join(f"{n} {p.version}" if p.version else f"{n} is left out ({p.reason})" for n, p in peers.items()) + "."
+    )
+    print(f"\n| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|")
+    with tempfile.TemporaryDirectory() as name:
+        warm([peer for peer, found in peers.items() if found.version], Path(tempfile.mkdtemp(dir=name)))
+        for make, gather in cases(chosen.quick):
+            folder = Path(tempfile.mkdtemp(dir=name))
+            case = make()
+            for row in from_data(case) if gather else merges(case, folder):
+                if chosen.only not in row.name or not peers[row.peer].version:
+                    continue
+                try:
+                    print(line(case, row, 2 if chosen.quick else chosen.turns, folder), flush=True)
+                except RuntimeError as error:
+                    print(
+                        f"| {case.name} | {row.name} | {row.peer} | failed: {error} |{' |' * (len(HEAD) - 4)}",
+                        flush=True,
+                    )
+    print("\n" + "\n".join(f"- **{key}**: {text}" for key, text in REASONS.items()))
+
+
+if __name__ == "__main__":
+    main()
