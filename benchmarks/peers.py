@@ -64,7 +64,7 @@ REASONS = {
     "none": "The same formula; rounding.",
     "files": "The same formula; rounding. Ours checks the digest of all that it reads, theirs checks nothing.",
     "ridge": (
-        "Ours pulls towards the average with a ridge; theirs has none, and inverts Σ G in float32. With a ridge inside of "
+        "Ours pulls towards the average with a ridge; theirs has none, and inverts Σ G in float32. With a ridge inside "
         "the Grams that both get, `RegMean(ridge=0)` and theirs in float64 agree; so do `RegMean(ridge=0, shrink=0.9)` "
         "and `reduce_non_diagonal_ratio=0.9`."
     ),
@@ -73,12 +73,12 @@ REASONS = {
         "Without these layers and biases in our uploads both agree."
     ),
     "weights": (
-        "Ours counts a client's information as it is and pulls towards the average. Theirs adds 1e-6 to every value and "
-        "divides each client's by their norm. Values so treated, given to `Fisher(ridge=0)`, give theirs."
+        "Ours counts a client's information as it is and pulls towards the average. Theirs adds 1e-6 to every value "
+        "and divides each client's by their norm. Values so treated, given to `Fisher(ridge=0)`, give theirs."
     ),
     "squares": (
-        "As `weights`, and: ours sums squares of every example's gradient, theirs squares one gradient of a whole batch, "
-        "of Σ √p log p over all examples and classes. `Fisher(ridge=0)` with values of that formula gives theirs."
+        "As `weights`, and: ours sums squares of every example's gradient, theirs squares one gradient of a whole "
+        "batch, of Σ √p log p over examples and classes. `Fisher(ridge=0)` with values of that formula gives theirs."
     ),
 }
 

@@ -57,6 +57,7 @@ class RunningMean:
 
     def __init__(self, out: Tensors | None = None):
         self._spare = out
+        self._shares: Tensors | None = None
         self._levels: list[_Group | None] = []
 
     def add(self, values: Tensors, weight: float | Tensors) -> None:
@@ -79,7 +80,7 @@ class RunningMean:
 
     def _join(self, group: _Group, new: _Group) -> None:
         """Make of two means that of both. The second one's memory is used again."""
-        total, shares = _joined(group, new)
+        total, shares = self._weigh(group, new)
         if group.own and isinstance(shares, float):
             torch._foreach_lerp_(group.mean, new.mean, shares)
         else:
@@ -93,6 +94,23 @@ class RunningMean:
         if new.own:
             self._spare = new.mean
 
+    def _weigh(self, group: _Group, new: _Group) -> tuple[float | Tensors, float | Tensors]:
+        """The sum of two weights, and the second one's share of it."""
+        one, other = group.weight, new.weight
+        if isinstance(one, float) or isinstance(other, float):
+            assert isinstance(one, float)
+            assert isinstance(other, float)
+            return one + other, other / (one + other)
+        if group.own:
+            torch._foreach_add_(one, other)
+        else:
+            one = list(torch._foreach_add(one, other))
+        self._shares = self._shares or [torch.empty_like(weight) for weight in one]
+        for weight, total, share in zip(other, one, self._shares, strict=True):
+            # Where nobody has a weight the mean says nothing, but it must be a number.
+            torch.div(weight, total, out=share).nan_to_num_(0.0)
+        return one, self._shares
+
     def result(self) -> tuple[Tensors, float | Tensors]:
         """The mean and the sum of the weights. If one list was added, they are that list and its weight themselves."""
         groups = [group for group in self._levels if group is not None]
@@ -102,23 +120,6 @@ class RunningMean:
             low = high
         self._levels = [low]
         return low.mean, low.weight
-
-
-def _joined(group: _Group, new: _Group) -> tuple[float | Tensors, float | Tensors]:
-    """The sum of two weights, and the second one's share of it."""
-    one, other = group.weight, new.weight
-    if isinstance(one, float) or isinstance(other, float):
-        assert isinstance(one, float)
-        assert isinstance(other, float)
-        return one + other, other / (one + other)
-    if group.own:
-        torch._foreach_add_(one, other)
-    else:
-        one = list(torch._foreach_add(one, other))
-    shares = list(torch._foreach_div(other, one))
-    for share in shares:
-        share.nan_to_num_(0.0)  # Where nobody has a weight the mean says nothing, but it must be a number.
-    return one, shares
 
 
 @dataclass(frozen=True)

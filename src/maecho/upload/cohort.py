@@ -126,7 +126,11 @@ class Cohort(Sequence[Upload]):
     def upload_bytes(self) -> int:
         """The size of the largest upload: its weights and the statistics that are read. This reads files that were not
         read yet."""
-        return max(self._bytes.get(at) or self[at].bytes(self._needs | self._uses) for at in range(len(self)))
+        wanted = self._needs | self._uses
+        for at, source in enumerate(self._sources):
+            if at not in self._bytes:
+                self._bytes[at] = (source if isinstance(source, Upload) else self[at]).bytes(wanted)
+        return max(self._bytes.values())
 
     def _read(self, at: int) -> Upload:
         source = self._sources[at]

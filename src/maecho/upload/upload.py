@@ -69,10 +69,10 @@ class Upload:
         """Whether the other upload plainly has the same architecture. If not, the fingerprints tell."""
         if (self.head, self.layers, self.aliases) != (other.head, other.layers, other.aliases):
             return False
-        pairs = [(tensor, other.weights.get(name)) for name, tensor in self.weights.items()]
-        return len(self.weights) == len(other.weights) and all(
-            b is not None and a.dtype is b.dtype and a.shape == b.shape for a, b in pairs
-        )
+        if self.weights.keys() != other.weights.keys():
+            return False
+        pairs = [(tensor, other.weights[name]) for name, tensor in self.weights.items()]
+        return all([a.dtype is b.dtype and a.shape == b.shape for a, b in pairs])
 
     def architecture(self) -> dict[str, Any]:
         """All that the fingerprint is computed from."""
@@ -116,8 +116,8 @@ class Upload:
 
     def bytes(self, only: Collection[str] | None = None) -> int:
         """The size of its tensors. With `only`, that of the weights and of these statistics."""
-        sizes = {n: STATISTICS[n].bytes(value) for n, value in self.statistics.items() if only is None or n in only}
-        return sum(tensor.nbytes for tensor in self.weights.values()) + sum(sizes.values())
+        sizes = [STATISTICS[n].bytes(value) for n, value in self.statistics.items() if only is None or n in only]
+        return sum([tensor.nbytes for tensor in self.weights.values()]) + sum(sizes)
 
     @classmethod
     def load(
