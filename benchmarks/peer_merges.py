@@ -133,7 +133,7 @@ def transformers(clients: int, sequences: int, layers: int = 9, width: int = 384
         x = torch.randint(0, words, (sequences, 64), generator=rng)
         y = torch.randint(0, 3, (sequences,), generator=rng)
         data.append([{"input_ids": a, "labels": b} for a, b in zip(x.split(4), y.split(4), strict=True)])
-    case = Case(f"transformer, {clients} clients", models, data)
+    case = Case(f"transformer, {clients} clients", list(models), data)
     case.uploads = uploads(case, distinct=2, fisher=False)
     values = [{n: (0.01 * torch.randn(t.shape, generator=rng)) ** 2 for n, t in start.items()} for _ in range(2)]
     case.uploads = with_fisher(case.uploads, [values[i % 2] for i in range(clients)])

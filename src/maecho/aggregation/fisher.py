@@ -9,6 +9,7 @@ their Laplace posteriors, and a client with twice the examples counts twice. Onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -88,7 +89,7 @@ class Fisher:
         weights, fishers = [], []
         for piece in pieces:
             W, F = piece.of(upload.weights[piece.name]), piece.of(upload.statistics["fisher"][piece.name])
-            dtype = torch.promote_types(working(W.dtype), F.dtype)
+            dtype = _dtype(W, F)
             weights.append(W.to(dtype))
             fishers.append(F.to(dtype) if self.weighting == "examples" else F.to(dtype) / upload.examples)
         return weights, fishers
@@ -97,35 +98,51 @@ class Fisher:
         """Of each parameter: its name, Σ F_i W_i / Σ F_i, and Σ F_i. A few numbers of all uploads are looked at
         together, so that beside the result there is memory for one tensor."""
         own = {n: [t for u in held for t in (u.weights[n], u.statistics["fisher"][n])] for n in names}
-        means: dict[str, Tensor] = {}
-        fishers: dict[str, Tensor] = {}
+        buffers: dict[str, tuple[Tensor, Tensor]] = {}
         for together in pieces(own, at_once=2):
-            running = RunningMean()
+            for piece in together:
+                if piece.whole or not piece.begin:
+                    W, F = own[piece.name][:2]
+                    made = torch.empty_like(W, dtype=_dtype(W, F))
+                    buffers[piece.name] = made, (made if piece.whole else torch.empty_like(made))
+            running = RunningMean([piece.of(buffers[piece.name][0]) for piece in together])
             for upload in held:
                 running.add(*self._parts(upload, together))
-            found, totals = running.result()
-            for piece, mean, total in zip(together, found, _tensors(totals), strict=True):
+            means, totals = running.result()
+            for piece, mean, total in zip(together, means, _tensors(totals), strict=True):
                 name = piece.name
-                if not piece.whole and not piece.begin:
-                    means[name], fishers[name] = (torch.empty_like(own[name][0], dtype=mean.dtype) for _ in range(2))
                 if piece.whole:
+                    del buffers[name]
                     yield name, mean, total
                     continue
-                piece.of(means[name]).copy_(mean)
-                piece.of(fishers[name]).copy_(total)
+                for buffer, value in zip(buffers[name], (mean, total), strict=True):
+                    place = piece.of(buffer)
+                    if place.data_ptr() != value.data_ptr():
+                        place.copy_(value)
                 if piece.end == own[name][0].numel():
-                    yield name, means.pop(name), fishers.pop(name)
+                    yield name, *buffers.pop(name)
 
     def _pull(self, weights: dict[str, Tensor], name: str, wanted: Tensor, F: Tensor) -> bool:
         """Move an average towards what the information wants: W = W̄ + Σ F / (Σ F + ε) · (wanted − W̄). Says whether
         there was any information."""
         average = weights[name]
-        ridge = self.ridge * float(F.sum(dtype=torch.float64)) / max(1, F.numel())
+        known = float(F.sum())
+        if not math.isfinite(known):  # too large for the dtype of F
+            known = float(F.sum(dtype=torch.float64))
+        ridge = self.ridge * known / max(1, F.numel())
         for piece in (piece for some in pieces({name: [average, wanted, F]}, at_once=2) for piece in some):
             W, own = piece.of(average), piece.of(F)
-            share = own.div(own + ridge).nan_to_num_(0.0)
-            W.copy_(torch.lerp(W.to(own.dtype), piece.of(wanted), share))
-        return bool(F.any())
+            share = (own / (own + ridge)).nan_to_num_(0.0)
+            if W.dtype is own.dtype:
+                W.lerp_(piece.of(wanted), share)
+            else:
+                W.copy_(torch.lerp(W.to(own.dtype), piece.of(wanted), share))
+        return known > 0
+
+
+def _dtype(W: Tensor, F: Tensor) -> torch.dtype:
+    """The dtype to compute in."""
+    return torch.promote_types(working(W.dtype), F.dtype)
 
 
 def _tensors(weights: float | Sequence[Tensor]) -> Sequence[Tensor]:

@@ -72,7 +72,7 @@ class Upload:
         if self.weights.keys() != other.weights.keys():
             return False
         pairs = [(tensor, other.weights[name]) for name, tensor in self.weights.items()]
-        return all([a.dtype is b.dtype and a.shape == b.shape for a, b in pairs])
+        return all(a.dtype is b.dtype and a.shape == b.shape for a, b in pairs)
 
     def architecture(self) -> dict[str, Any]:
         """All that the fingerprint is computed from."""
