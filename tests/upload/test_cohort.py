@@ -96,3 +96,19 @@ def test_names_of_statistics_to_read(tmp_path: Path) -> None:
     assert Upload.load(path, only=["gram"]).has == {"gram"}
     make_upload(network(), batches(), "ann", ["gram"]).save(path)
     assert Upload.load(path, only=["gram", "classes"]).has == {"gram"}
+
+
+def test_uploads_in_memory_are_compared_without_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: Any) -> str:
+        raise AssertionError("nobody asked for a fingerprint")
+
+    monkeypatch.setattr(header, "fingerprint", never)
+    assert len(Cohort([upload("ann"), upload("bob")])) == 2
+
+
+def test_the_order_in_which_layers_are_listed_does_not_matter() -> None:
+    bob = upload("bob")
+    turned = replace(bob, layers=bob.layers[::-1])
+    assert turned.layers != bob.layers
+    assert not turned.is_like(upload("ann"))
+    assert len(Cohort([upload("ann"), turned])) == 2
