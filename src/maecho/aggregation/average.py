@@ -14,13 +14,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from maecho.aggregation.method import Guide, assemble
+from maecho.aggregation.method import Assembly, Guide, parts_of
 from maecho.errors import UploadError
-from maecho.linalg.symmetric import add_into
+from maecho.network.layers import Layer
 from maecho.options import one_of
 from maecho.upload.merged import Merged
+from maecho.upload.parted import Parted
 from maecho.upload.upload import Upload
 
+Weighting = Literal["examples", "uniform"]
 HOLDS = 2
 """A client holds a class if it has at least this many examples of it. The release does not count a single example."""
 
@@ -28,7 +30,7 @@ HOLDS = 2
 class Mean:
     """A running mean of state_dicts, in float64. Whole numbers (counters) are those of the largest client."""
 
-    def __init__(self, weighting: Literal["examples", "uniform"] = "examples"):
+    def __init__(self, weighting: Weighting = "examples"):
         self.weighting = weighting
         self._first: Upload | None = None
         self._sums: dict[str, Tensor] = {}
@@ -49,14 +51,48 @@ class Mean:
         self._total += p
         for name, tensor in upload.weights.items():
             if tensor.is_floating_point():
-                add_into(self._sums, name, tensor.double() * p)
+                add_product(self._sums, name, tensor, p)
             elif largest:
                 self._sums[name] = tensor
         if largest:
             self._largest = (upload.examples, upload.client)
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: t / self._total if t.is_floating_point() else t for name, t in self._sums.items()}
+        """The means. This ends the adding, since they take the place of the sums."""
+        for tensor in self._sums.values():
+            if tensor.is_floating_point():
+                tensor.div_(self._total)
+        self._total = 1.0
+        return dict(self._sums)
+
+
+def average(uploads: Sequence[Parted], name: str, weighting: Weighting = "examples") -> Tensor:
+    """The mean of one tensor over all uploads, in float64. Of whole numbers (counters): that of the largest client."""
+    if not uploads[0].listed[name].is_floating_point():
+        return largest(uploads).weights[name]
+    sums: dict[str, Tensor] = {}
+    for upload, p in zip(uploads, shares(uploads, weighting), strict=True):
+        add_product(sums, name, upload.weights[name], p)
+    return sums[name]
+
+
+def shares(uploads: Sequence[Parted], weighting: Weighting = "examples") -> list[float]:
+    """How much each client counts: p_i."""
+    sizes = [upload.examples if weighting == "examples" else 1 for upload in uploads]
+    total = sum(sizes)
+    return [size / total for size in sizes]
+
+
+def largest(uploads: Sequence[Parted]) -> Parted:
+    """The largest client. Of equally large ones the name decides, so that the order of the clients does not matter."""
+    return max(uploads, key=lambda upload: (upload.examples, upload.client))
+
+
+def add_product(sums: dict[str, Tensor], name: str, tensor: Tensor, factor: float) -> None:
+    """sums[name] += factor · tensor, in float64 and without a copy of the tensor in float64."""
+    if name not in sums:
+        sums[name] = torch.zeros_like(tensor, dtype=torch.float64, memory_format=torch.contiguous_format)
+    sums[name].add_(tensor, alpha=factor)
 
 
 class ClassAwareHead:
@@ -65,12 +101,12 @@ class ClassAwareHead:
     A class that nobody holds keeps the average over all.
     """
 
-    def __init__(self, weighting: Literal["examples", "uniform"] = "uniform"):
+    def __init__(self, weighting: Weighting = "uniform"):
         self.weighting = weighting
         self._sum: Tensor | None = None
         self._weight: Tensor | None = None
 
-    def add(self, upload: Upload) -> None:
+    def add(self, upload: Upload | Parted) -> None:
         counts = upload.statistics.get("classes")
         if upload.head is None or counts is None:
             raise UploadError(
@@ -115,7 +151,7 @@ class FedAvg:
         when="as the baseline, or for models that are nearly alike",
     )
 
-    weighting: Literal["examples", "uniform"] = "examples"
+    weighting: Weighting = "examples"
     head: Literal["average", "class-aware"] = "average"
 
     def __post_init__(self) -> None:
@@ -127,15 +163,20 @@ class FedAvg:
         return frozenset({"classes"} if self.head == "class-aware" else ())
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean, head = Mean(self.weighting), ClassAwareHead(self.weighting)
-        for upload in uploads:
-            mean.add(upload)
-            if self.head == "class-aware":
+        given = parts_of(uploads)
+        made = Assembly(given[0])
+        for name in given[0].listed:
+            made.put(name, average(given, name, self.weighting))
+        if self.head == "class-aware":
+            head = ClassAwareHead(self.weighting)
+            for upload in given:
                 head.add(upload)
-        first, weights = mean.first, mean.weights()
-        if self.head == "average":
-            return assemble(first, weights, {})
-        layer = next(layer for layer in first.layers if layer.name == first.head)
-        merged = assemble(first, weights, {layer.name: head.matrix(layer.matrix(weights))})
-        merged.averaged = tuple(first.weights)
-        return merged
+            layer = next(layer for layer in given[0].layers if layer.name == given[0].head)
+            made.put_matrix(layer, head.matrix(layer_average(given, layer, self.weighting)), silent=True)
+        return made.result()
+
+
+def layer_average(uploads: Sequence[Parted], layer: Layer, weighting: Weighting = "examples") -> Tensor:
+    """The mean of a layer's matrix [W b] over all uploads, in float64."""
+    names = [name for name in (layer.weight, layer.bias) if name is not None]
+    return layer.matrix({name: average(uploads, name, weighting) for name in names})

@@ -16,10 +16,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from maecho.aggregation.average import Mean
-from maecho.aggregation.method import Guide, assemble
+from maecho.aggregation.average import add_product, average, shares
+from maecho.aggregation.method import Assembly, Guide, parts_of
 from maecho.errors import UploadError
-from maecho.linalg.symmetric import add_into
 from maecho.options import NOT_NEGATIVE, number, one_of
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
@@ -42,7 +41,7 @@ class Fisher:
         different="no",
         convolutions="yes",
         residual="yes",
-        cost="one pass; memory of one upload",
+        cost="one pass; memory of one layer of one upload",
         when="models from one initialisation; networks with many parameters that are not matrices",
     )
 
@@ -58,28 +57,33 @@ class Fisher:
         return frozenset({"fisher"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean = Mean(self.weighting)
-        fishers: dict[str, Tensor] = {}
-        products: dict[str, Tensor] = {}
-        for upload in uploads:
-            mean.add(upload)
-            first = mean.first
-            for name in sorted(first.statistics["fisher"].keys() ^ upload.statistics["fisher"].keys()):
-                expected, got = ("one", "none") if name in first.statistics["fisher"] else ("none", "one")
+        given = parts_of(uploads)
+        first, known = given[0], given[0].statistics["fisher"].keys()
+        for upload in given:
+            for name in sorted(known ^ upload.statistics["fisher"].keys()):
+                expected, got = ("one", "none") if name in known else ("none", "one")
                 raise UploadError(
                     f"{upload.client}: fisher of {name!r}: expected {expected} as in {first.client}, got {got}"
                 )
-            for name, one in upload.statistics["fisher"].items():
-                F = one.double() / (1 if self.weighting == "examples" else upload.examples)
-                WF = upload.weights[name].double() * F
-                add_into(fishers, name, F)
-                add_into(products, name, WF)
-        first, weights = mean.first, mean.weights()
-        for name, F in fishers.items():
+        made, informed = Assembly(first), set[str]()
+        for name in first.listed:
+            if name not in known:
+                made.put(name, average(given, name, self.weighting))
+                continue
+            sums: dict[str, Tensor] = {}
+            for upload, p in zip(given, shares(given, self.weighting), strict=True):
+                W, F = upload.weights[name], upload.statistics["fisher"][name]
+                factor = 1 if self.weighting == "examples" else 1 / upload.examples
+                add_product(sums, "W", W, p)
+                add_product(sums, "F", F, factor)
+                sums.setdefault("WF", torch.zeros_like(sums["F"])).addcmul_(W, F, value=factor)
+            W, F = sums["W"], sums["F"]
             total = F + self.ridge * F.mean()
-            known = total > 0
-            gap = products[name] - weights[name] * F
-            weights[name] = weights[name] + torch.where(known, gap / total.where(known, torch.ones_like(total)), 0)
-        merged = assemble(first, weights, {})
-        merged.averaged = tuple(name for name in first.weights if name not in fishers or not fishers[name].any())
+            there = total > 0
+            gap = sums["WF"] - W * F
+            made.put(name, W + torch.where(there, gap / total.where(there, torch.ones_like(total)), 0))
+            if bool(F.any()):
+                informed.add(name)
+        merged = made.result()
+        merged.averaged = tuple(name for name in first.listed if name not in informed)
         return merged
