@@ -76,7 +76,7 @@ class Fisher:
                 factor = 1 if self.weighting == "examples" else 1 / upload.examples
                 add_product(sums, "W", W, p)
                 add_product(sums, "F", F, factor)
-                add_product(sums, "WF", W.double().mul_(F), factor)
+                add_product(sums, "WF", W.double() * F, factor)
             W, F = sums["W"], sums["F"]
             total = F + self.ridge * F.mean()
             there = total > 0
