@@ -14,14 +14,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from maecho.aggregation.method import Guide, assemble
+from maecho.aggregation.method import Assembly, Guide, parts_of
 from maecho.errors import UploadError
 from maecho.linalg.means import RunningMean, as_working, pieces, working
+from maecho.network.layers import Layer
 from maecho.options import one_of
 from maecho.upload.cohort import in_memory
 from maecho.upload.merged import Merged
+from maecho.upload.parted import Parted
 from maecho.upload.upload import Upload
 
+Weighting = Literal["examples", "uniform"]
 HOLDS = 2
 """A client holds a class if it has at least this many examples of it. The release does not count a single example."""
 
@@ -29,7 +32,7 @@ HOLDS = 2
 class Mean:
     """A running mean of state_dicts. Whole numbers (counters) are those of the largest client."""
 
-    def __init__(self, weighting: Literal["examples", "uniform"] = "examples"):
+    def __init__(self, weighting: Weighting = "examples"):
         self.weighting = weighting
         self._first: Upload | None = None
         self._running = RunningMean()
@@ -49,9 +52,9 @@ class Mean:
             self._first = upload
             self._names = [name for name, tensor in upload.weights.items() if tensor.is_floating_point()]
         self._count += 1
-        self._running.add([as_working(upload.weights[name]) for name in self._names], share_of(upload, self.weighting))
-        if _size(upload) > self._largest:
-            self._largest = _size(upload)
+        self._running.add([as_working(upload.weights[name]) for name in self._names], count_of(upload, self.weighting))
+        if size(upload) > self._largest:
+            self._largest = size(upload)
             self._whole = {name: t for name, t in upload.weights.items() if not t.is_floating_point()}
 
     def weights(self) -> dict[str, Tensor]:
@@ -69,32 +72,42 @@ class Mean:
         return {name: means[name] if name in means else self._whole[name].clone() for name in self.first.weights}
 
 
-def share_of(upload: Upload, weighting: Literal["examples", "uniform"]) -> float:
-    """How much an upload counts in an average."""
-    return float(upload.examples) if weighting == "examples" else 1.0
-
-
-def _size(upload: Upload) -> tuple[int, str]:
+def size(upload: Upload | Parted) -> tuple[int, str]:
     """Of equally large clients the name decides, so that the result does not depend on the order of the clients."""
     return upload.examples, upload.client
 
 
-def average(uploads: Sequence[Upload], weighting: Literal["examples", "uniform"]) -> tuple[Upload, dict[str, Tensor]]:
-    """The first upload, and the means of all weights in the dtypes of the uploads and in new memory.
+def count_of(upload: Upload | Parted, weighting: Weighting = "examples") -> float:
+    """How much an upload counts in an average."""
+    return float(upload.examples) if weighting == "examples" else 1.0
 
-    Uploads in memory are averaged a few numbers at a time, which takes no memory beside the result's.
+
+def shares(uploads: Sequence[Parted], weighting: Weighting = "examples") -> list[float]:
+    """The share of each client in an average: p_i."""
+    counts = [count_of(upload, weighting) for upload in uploads]
+    return [count / sum(counts) for count in counts]
+
+
+def average(uploads: Sequence[Parted], name: str, weighting: Weighting = "examples") -> Tensor:
+    """The mean of one tensor, at least in float32. Of whole numbers (counters): that of the largest client."""
+    if not uploads[0].listed[name].is_floating_point():
+        return max(uploads, key=size).weights[name]
+    running = RunningMean()
+    for upload in uploads:
+        running.add([as_working(upload.weights[name])], count_of(upload, weighting))
+    return running.result()[0][0]
+
+
+def averages(held: Sequence[Upload], weighting: Weighting = "examples") -> dict[str, Tensor]:
+    """The means of all weights of uploads in memory, in their dtypes and in new memory.
+
+    A few numbers of all uploads are averaged together, which takes no memory beside the result's.
     """
-    held = in_memory(uploads)
-    if held is None:
-        mean = Mean(weighting)
-        for upload in uploads:
-            mean.add(upload)
-        return mean.first, mean.state()
-    shares = [share_of(upload, weighting) for upload in held]
+    shares = [count_of(upload, weighting) for upload in held]
     out = {name: torch.empty_like(tensor) for name, tensor in held[0].weights.items()}
     means = {name: [out[name], *(upload.weights[name] for upload in held)] for name in out}
     for name in [name for name, tensor in out.items() if not tensor.is_floating_point()]:
-        out[name].copy_(max(held, key=_size).weights[name])
+        out[name].copy_(max(held, key=size).weights[name])
         del means[name]
     for together in pieces(means):
         places = [piece.of(out[piece.name]) for piece in together]
@@ -105,7 +118,14 @@ def average(uploads: Sequence[Upload], weighting: Literal["examples", "uniform"]
         for place, found in zip(places, running.result()[0], strict=True):
             if found is not place:
                 place.copy_(found)
-    return held[0], out
+    return out
+
+
+def add_product(sums: dict[str, Tensor], name: str, tensor: Tensor, factor: float) -> None:
+    """sums[name] += factor · tensor, in float64 and without a copy of the tensor in float64."""
+    if name not in sums:
+        sums[name] = torch.zeros_like(tensor, dtype=torch.float64, memory_format=torch.contiguous_format)
+    sums[name].add_(tensor, alpha=factor)
 
 
 class ClassAwareHead:
@@ -114,12 +134,12 @@ class ClassAwareHead:
     A class that nobody holds keeps the average over all.
     """
 
-    def __init__(self, weighting: Literal["examples", "uniform"] = "uniform"):
+    def __init__(self, weighting: Weighting = "uniform"):
         self.weighting = weighting
         self._sum: Tensor | None = None
         self._weight: Tensor | None = None
 
-    def add(self, upload: Upload) -> None:
+    def add(self, upload: Upload | Parted) -> None:
         counts = upload.statistics.get("classes")
         if upload.head is None or counts is None:
             raise UploadError(
@@ -164,7 +184,7 @@ class FedAvg:
         when="as the baseline, or for models that are nearly alike",
     )
 
-    weighting: Literal["examples", "uniform"] = "examples"
+    weighting: Weighting = "examples"
     head: Literal["average", "class-aware"] = "average"
 
     def __post_init__(self) -> None:
@@ -176,14 +196,23 @@ class FedAvg:
         return frozenset({"classes"} if self.head == "class-aware" else ())
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        if self.head == "average":
-            return assemble(*average(uploads, self.weighting), {}, own=True)
-        mean, head = Mean(self.weighting), ClassAwareHead(self.weighting)
-        for upload in uploads:
-            mean.add(upload)
-            head.add(upload)
-        first, weights = mean.first, mean.weights()
-        layer = next(layer for layer in first.layers if layer.name == first.head)
-        merged = assemble(first, weights, {layer.name: head.matrix(layer.matrix(weights))})
-        merged.averaged = tuple(first.weights)
-        return merged
+        given = parts_of(uploads)
+        made = Assembly(given[0])
+        held = in_memory(uploads)
+        for name, tensor in averages(held, self.weighting).items() if held else ():
+            made.put(name, tensor, own=True)
+        for name in given[0].listed if not held else ():
+            made.put(name, average(given, name, self.weighting))
+        if self.head == "class-aware":
+            head = ClassAwareHead(self.weighting)
+            for upload in given:
+                head.add(upload)
+            layer = next(layer for layer in given[0].layers if layer.name == given[0].head)
+            made.put_matrix(layer, head.matrix(layer_average(given, layer, self.weighting)), silent=True)
+        return made.result()
+
+
+def layer_average(uploads: Sequence[Parted], layer: Layer, weighting: Weighting = "examples") -> Tensor:
+    """The mean of a layer's matrix [W b] over all uploads, in float64."""
+    names = [name for name in (layer.weight, layer.bias) if name is not None]
+    return layer.matrix({name: average(uploads, name, weighting).double() for name in names})

@@ -17,13 +17,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from maecho.aggregation.average import Mean, average
-from maecho.aggregation.method import Guide, assemble
+from maecho.aggregation.average import average, averages, count_of
+from maecho.aggregation.method import Assembly, Guide, parts_of
 from maecho.errors import UploadError
-from maecho.linalg.means import Piece, RunningMean, pieces, working
+from maecho.linalg.means import Piece, RunningMean, as_working, pieces, working
 from maecho.options import NOT_NEGATIVE, number, one_of
 from maecho.upload.cohort import in_memory
 from maecho.upload.merged import Merged
+from maecho.upload.parted import Parted
 from maecho.upload.upload import Upload
 
 
@@ -44,7 +45,7 @@ class Fisher:
         different="no",
         convolutions="yes",
         residual="yes",
-        cost="one pass; memory of one upload",
+        cost="one pass; memory of one layer of one upload",
         when="models from one initialisation; networks with many parameters that are not matrices",
     )
 
@@ -60,39 +61,50 @@ class Fisher:
         return frozenset({"fisher"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        held = in_memory(uploads)
-        found: Iterable[tuple[str, Tensor, Tensor]]
-        if held is None:
-            mean, followed = Mean(self.weighting), RunningMean()
-            for upload in uploads:
-                mean.add(upload)
-                names = _names(mean.first, upload)
-                followed.add(*self._parts(upload, [Piece(name, 0, 0, True) for name in names]))
-            first, weights = mean.first, mean.state()
-            means, fishers = followed.result()
-            found = zip(names, means, _tensors(fishers), strict=True)
-        else:
-            first, weights = average(held, self.weighting)
-            for upload in held:
-                names = _names(first, upload)
-            found = self._followed(held, names)
-        silent = {name for name in first.weights if name not in names}
-        for name, wanted, F in found:
-            if not self._pull(weights, name, wanted, F):
-                silent.add(name)
-        merged = assemble(first, weights, {}, own=True)
-        merged.averaged = tuple(name for name in first.weights if name in silent)
+        given, held = parts_of(uploads), in_memory(uploads)
+        first, known = given[0], list(given[0].statistics["fisher"])
+        for upload in given:
+            _check_names(first, upload)
+        made = Assembly(first)
+        means = averages(held, self.weighting) if held else {}
+        for name in first.listed:
+            if name not in known:
+                made.put(name, means[name] if held else average(given, name, self.weighting))
+        informed = set()
+        for name, wanted, F in self._followed(held, known) if held else self._read(given, known, means):
+            if self._pull(means[name], wanted, F):
+                informed.add(name)
+            made.put(name, means.pop(name), own=True)
+        merged = made.result()
+        merged.averaged = tuple(name for name in first.listed if name not in informed)
         return merged
+
+    def _read(
+        self, given: list[Parted], names: list[str], means: dict[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """As `_followed`, with one tensor of one upload after the other. The plain mean goes into `means`."""
+        for name in names:
+            plain, followed = RunningMean(), RunningMean()
+            for upload in given:
+                W, F = upload.weights[name], upload.statistics["fisher"][name]
+                plain.add([as_working(W)], count_of(upload, self.weighting))
+                followed.add([W.to(_dtype(W, F))], [self._weight(upload, F, _dtype(W, F))])
+            (mean,), _ = plain.result()
+            (wanted,), totals = followed.result()
+            means[name] = mean.to(W.dtype, copy=True)
+            yield name, wanted, _tensors(totals)[0]
 
     def _parts(self, upload: Upload, pieces: Iterable[Piece]) -> tuple[list[Tensor], list[Tensor]]:
         """Pieces of a client's weights and of its Fisher information, in the dtype to compute in."""
         weights, fishers = [], []
         for piece in pieces:
             W, F = piece.of(upload.weights[piece.name]), piece.of(upload.statistics["fisher"][piece.name])
-            dtype = _dtype(W, F)
-            weights.append(W.to(dtype))
-            fishers.append(F.to(dtype) if self.weighting == "examples" else F.to(dtype) / upload.examples)
+            weights.append(W.to(_dtype(W, F)))
+            fishers.append(self._weight(upload, F, _dtype(W, F)))
         return weights, fishers
+
+    def _weight(self, upload: Upload | Parted, F: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.to(dtype) if self.weighting == "examples" else F.to(dtype) / upload.examples
 
     def _followed(self, held: list[Upload], names: list[str]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Of each parameter: its name, Σ F_i W_i / Σ F_i, and Σ F_i. A few numbers of all uploads are looked at
@@ -122,15 +134,14 @@ class Fisher:
                 if piece.end == own[name][0].numel():
                     yield name, *buffers.pop(name)
 
-    def _pull(self, weights: dict[str, Tensor], name: str, wanted: Tensor, F: Tensor) -> bool:
+    def _pull(self, average: Tensor, wanted: Tensor, F: Tensor) -> bool:
         """Move an average towards what the information wants: W = W̄ + Σ F / (Σ F + ε) · (wanted − W̄). Says whether
         there was any information."""
-        average = weights[name]
         known = float(F.sum())
         if not math.isfinite(known):  # too large for the dtype of F
             known = float(F.sum(dtype=torch.float64))
         ridge = self.ridge * known / max(1, F.numel())
-        for piece in (piece for some in pieces({name: [average, wanted, F]}, at_once=2) for piece in some):
+        for piece in (piece for some in pieces({"": [average, wanted, F]}, at_once=2) for piece in some):
             W, own = piece.of(average), piece.of(F)
             share = (own / (own + ridge)).nan_to_num_(0.0)
             if W.dtype is own.dtype:
@@ -150,9 +161,8 @@ def _tensors(weights: float | Sequence[Tensor]) -> Sequence[Tensor]:
     return weights
 
 
-def _names(first: Upload, upload: Upload) -> list[str]:
-    """The parameters that have Fisher information. All clients must speak of the same."""
+def _check_names(first: Parted, upload: Parted) -> None:
+    """All clients must have Fisher information of the same parameters."""
     for name in sorted(first.statistics["fisher"].keys() ^ upload.statistics["fisher"].keys()):
         expected, got = ("one", "none") if name in first.statistics["fisher"] else ("none", "one")
         raise UploadError(f"{upload.client}: fisher of {name!r}: expected {expected} as in {first.client}, got {got}")
-    return list(first.statistics["fisher"])

@@ -20,7 +20,7 @@ from maecho.network.layers import Layer
 from maecho.network.spaces import Spaces
 from maecho.statistics import STATISTICS
 from maecho.statistics.of_layers import OfLayers
-from maecho.upload import checks, header, storage
+from maecho.upload import checks, envelope, header, storage
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class Upload:
 
     @classmethod
     def load(
-        cls, path: str | Path, only: Collection[str] | None = None, limits: storage.Limits | None = None
+        cls, path: str | Path, only: Collection[str] | None = None, limits: envelope.Limits | None = None
     ) -> Upload:
         """Read a file. Raises UploadError unless it is a sound upload.
 
@@ -135,35 +135,37 @@ class Upload:
 
 
 def read(
-    path: Path, only: Collection[str] | None = None, limits: storage.Limits | None = None, digest: str | None = None
+    path: Path, only: Collection[str] | None = None, limits: envelope.Limits | None = None
 ) -> tuple[Upload, header.Header]:
-    """Read an upload and its header at once. With `digest`, that of an earlier reading, the file must be the same."""
+    """Read an upload and its header at once. `only` and `limits` are as for `Upload.load`."""
     _check_names(only)
     with storage.opened(path, "upload", limits) as file:
         about = header.read(file, STATISTICS)
-        if digest is not None and about.digest != digest:
-            raise UploadError(f"{path} must stay as it is while it is used, got another file than at the first reading")
-        wanted = [name for name in about.statistics if only is None or name in only]
-        tensors = {
-            name: file.read_all(lambda key, name=name: key == name or key.startswith(f"{name}/"))  # type: ignore[misc]
-            for name in ("weights", *wanted)
-        }
-        try:
-            statistics = {name: _value(name, tensors.pop(name), about) for name in wanted}
-            upload = Upload(
-                client=about.client,
-                examples=about.examples,
-                weights={key.removeprefix("weights/"): tensor for key, tensor in tensors["weights"].items()},
-                layers=about.layers,
-                head=about.head,
-                aliases=about.aliases,
-                spaces=about.spaces,
-                statistics=statistics,
-                recipe=about.recipe,
-            )
-        except UploadError as error:
-            raise UploadError(f"{path}: {error}") from error
-    return upload, about
+        return of_file(file, about, only), about
+
+
+def of_file(file: storage.File, about: header.Header, only: Collection[str] | None = None) -> Upload:
+    """Read an upload from an open file whose header is known."""
+    wanted = [name for name in about.statistics if only is None or name in only]
+    tensors = {
+        name: file.read_all(lambda key, name=name: key == name or key.startswith(f"{name}/"))  # type: ignore[misc]
+        for name in ("weights", *wanted)
+    }
+    try:
+        statistics = {name: _value(name, tensors.pop(name), about) for name in wanted}
+        return Upload(
+            client=about.client,
+            examples=about.examples,
+            weights={key.removeprefix("weights/"): tensor for key, tensor in tensors["weights"].items()},
+            layers=about.layers,
+            head=about.head,
+            aliases=about.aliases,
+            spaces=about.spaces,
+            statistics=statistics,
+            recipe=about.recipe,
+        )
+    except UploadError as error:
+        raise UploadError(f"{file.path}: {error}") from error
 
 
 def _check_names(only: Collection[str] | None) -> None:
@@ -181,7 +183,12 @@ def _value(name: str, tensors: Mapping[str, Tensor], about: header.Header) -> An
         raise UploadError(f"{about.client}: the parts of {name} must fit together, got others ({error})") from error
 
 
-def read_header(path: Path, limits: storage.Limits | None = None) -> header.Header:
+def read_header(path: Path, limits: envelope.Limits | None = None) -> header.Header:
     """Read and check the header of an upload's file. Its tensors are not read."""
+    return unread(path, limits)[1]
+
+
+def unread(path: Path, limits: envelope.Limits | None = None) -> tuple[storage.File, header.Header]:
+    """The file of an upload and its header. The file is closed; `storage.reopened` opens it again."""
     with storage.opened(path, "upload", limits) as file:
-        return header.read(file, STATISTICS)
+        return file, header.read(file, STATISTICS)
