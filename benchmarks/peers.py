@@ -4,11 +4,13 @@
     python benchmarks/peers.py                    # one line for a peer that is not there, and on with the others
     python benchmarks/peers.py --quick            # 5 clients of a small network, in a minute
     python benchmarks/peers.py --only Fisher      # rows whose name has this word
+    python benchmarks/peers.py --write            # the table in docs/benchmarks.md, too
 
 Both sides get the same models, Grams, Fisher values and batches, on one thread. Every measurement is a process of its
 own, forked after all inputs were made; ours and theirs take turns. After a first call the second gives the memory: the
 peak beyond what the process held before. Where a call is quick, those after it give the seconds. The table has medians
-over the turns, as ratios ours by theirs.
+over the turns, as ratios ours by theirs. Seconds are those of the processor, so that other work on the machine counts
+little.
 
 "off float64" is the largest distance of a merged tensor to the same formula, with the same settings, computed plainly
 in float64, as a share of its norm. "apart" is that distance between ours and theirs, both with their defaults. "apart
@@ -40,6 +42,7 @@ import other_merges as other
 import peer_merges as plain
 from maecho.aggregation import Fisher, RegMean
 
+MARKS = "<!-- peers: written by benchmarks/peers.py -->", "<!-- end of peers -->"
 SAME = 1e-5
 """Results with the same settings must not be farther apart."""
 
@@ -237,23 +240,23 @@ def measured(work: Callable[[], plain.State], folder: Path) -> Measured:
 
 
 def _timed(work: Callable[[], plain.State]) -> Measured:
-    began = time.perf_counter()
+    began = time.process_time()
     work()
-    first = time.perf_counter() - began
+    first = time.process_time() - began
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _memory("VmRSS")
-    began = time.perf_counter()
+    began = time.process_time()
     state = work()
-    seconds = [time.perf_counter() - began]
+    seconds = [time.process_time() - began]
     peak = _memory("VmHWM") - before
     if first < 0.5:
         seconds = []
         while not seconds or (sum(seconds) < 0.2 and len(seconds) < 25):
-            began = time.perf_counter()
+            began = time.process_time()
             work()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.process_time() - began)
     return Measured(statistics.median(seconds), peak, {name: tensor.clone() for name, tensor in state.items()})
 
 
@@ -326,18 +329,21 @@ def warm(peers: Collection[str], folder: Path) -> None:
                 row.ours(), row.theirs()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="small networks and few turns, in a minute")
-    parser.add_argument("--only", default="", help="rows whose name has this word")
-    parser.add_argument("--turns", type=int, default=5)
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
+def write(lines: list[str]) -> None:
+    """Put the table into docs/benchmarks.md, between its two marks."""
+    page = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+    before, _, rest = page.read_text().partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    page.write_text(f"{before}{MARKS[0]}\n{chr(10).join(lines)}\n{MARKS[1]}{after}")
+
+
+def table(chosen: argparse.Namespace) -> Iterator[str]:
+    """The lines of the table, and what stands above and below it."""
     peers = other.found()
-    print(
+    yield (
         "; ".join(f"{n} {p.version}" if p.version else f"{n} is left out ({p.reason})" for n, p in peers.items()) + "."
     )
-    print(f"\n| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|")
+    yield f"\n| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|"
     with tempfile.TemporaryDirectory() as name:
         warm([peer for peer, found in peers.items() if found.version], Path(tempfile.mkdtemp(dir=name)))
         for make, gather in cases(chosen.quick):
@@ -347,13 +353,26 @@ def main() -> None:
                 if chosen.only not in row.name or not peers[row.peer].version:
                     continue
                 try:
-                    print(line(case, row, 2 if chosen.quick else chosen.turns, folder), flush=True)
+                    yield line(case, row, 2 if chosen.quick else chosen.turns, folder)
                 except RuntimeError as error:
-                    print(
-                        f"| {case.name} | {row.name} | {row.peer} | failed: {error} |{' |' * (len(HEAD) - 4)}",
-                        flush=True,
-                    )
-    print("\n" + "\n".join(f"- **{key}**: {text}" for key, text in REASONS.items()))
+                    yield f"| {case.name} | {row.name} | {row.peer} | failed: {error} |{' |' * (len(HEAD) - 4)}"
+    yield "\n" + "\n".join(f"- **{key}**: {text}" for key, text in REASONS.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="few clients and turns, in a minute")
+    parser.add_argument("--only", default="", help="rows whose name has this word")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md, too")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = []
+    for text in table(chosen):
+        print(text, flush=True)
+        lines.append(text)
+    if chosen.write:
+        write(lines)
 
 
 if __name__ == "__main__":
