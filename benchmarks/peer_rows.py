@@ -1,4 +1,4 @@
-"""The rows of the table of `peers.py`: what both sides do, the plain formulas beside them, and why the results differ."""
+"""The rows of the table of `peers.py`: what both sides do, the plain formulas beside them, and why results differ."""
 
 from __future__ import annotations
 
