@@ -126,7 +126,7 @@ def test_released_projector_is_the_literal_recursion(convolution: bool) -> None:
         r = torch.cat([r, torch.ones(1)])
         k = Q @ r
         Q = Q - 0.5 * torch.outer(k, k) / (damping + r @ k)
-    upload = make_upload(model, data, "a", rank=None)
+    upload = make_upload(model, data, "a", rank=None, mean_of=5)
     torch.testing.assert_close(
         upload.statistics["projector"]["0"].dense()[0].double(),
         torch.eye(d, dtype=torch.float64) - Q,
@@ -159,8 +159,8 @@ def test_with_step_one_on_single_samples_it_is_the_exact_projector() -> None:
 
 def test_large_batches_are_cut_to_the_releases_size() -> None:
     x = torch.randn(128, 12, generator=rng())
-    one = make_upload(network(), [x], "a", rank=None)
-    two = make_upload(network(), x.split(64), "a", rank=None)
+    one = make_upload(network(), [x], "a", rank=None, mean_of=64)
+    two = make_upload(network(), x.split(64), "a", rank=None, mean_of=64)
     torch.testing.assert_close(one.statistics["projector"]["0"].dense(), two.statistics["projector"]["0"].dense())
 
 

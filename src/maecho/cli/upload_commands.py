@@ -13,6 +13,7 @@ from maecho.cli import console, factories, inspecting, values
 from maecho.cli.options import Data, Force, Json, Model, Rank, Statistics, Weights
 from maecho.errors import InputError
 from maecho.privacy import Privacy
+from maecho.statistics import Options
 from maecho.upload.client import make_upload
 
 
@@ -29,6 +30,10 @@ def upload(
         typer.Option(help="Labels for fisher and gradients: the model's own, samples of these, or the data's."),
     ] = values.Labels.expected,
     seed: Annotated[int, typer.Option(help="Seed for --labels sampled.")] = 0,
+    mean_of: Annotated[
+        int,
+        typer.Option(help="How many examples each mean behind the projector is over; the paper's release takes 64."),
+    ] = Options.mean_of,
     privacy_noise: Annotated[float | None, typer.Option(help="Noise multiplier, for differential privacy.")] = None,
     privacy_clip: Annotated[float | None, typer.Option(help="Norm to which inputs are clipped, with noise.")] = None,
     privacy_delta: Annotated[float, typer.Option(help="δ of the (ε, δ) in the file.")] = Privacy.delta,
@@ -58,6 +63,7 @@ def upload(
         values.rank(rank),
         labels=labels.value,
         generator=torch.Generator().manual_seed(seed),
+        mean_of=mean_of,
         privacy=privacy,
     )
     made.save(out, permissions)

@@ -30,9 +30,9 @@ def check(column: str, options: Mapping[str, Any]) -> None:
         choose(**plain(options))
     elif options.get("by", "probabilities") not in ("logits", "probabilities", "class-aware"):
         raise ValueError(f"by must be logits, probabilities or class-aware, got {options['by']!r}")
-    unknown = sorted(set(options.get("upload", {})) - {"rank", "gaussians", "covariance", "labels"})
+    unknown = sorted(set(options.get("upload", {})) - {"rank", "gaussians", "covariance", "labels", "mean_of"})
     if unknown:
-        raise ValueError(f"upload may say rank, gaussians, covariance and labels, got {unknown[0]!r}")
+        raise ValueError(f"upload may say rank, gaussians, covariance, labels and mean_of, got {unknown[0]!r}")
     if "network" in options and method in NOT_METHODS:
         raise ValueError(f"network: {method} has only the clients' own network")
     if "curve" in options:

@@ -25,8 +25,7 @@ from maecho.upload.upload import Upload
 
 NETWORK = "digits-mlp"
 TRAINING = LocalTraining(epochs=60, learning_rate=0.05, momentum=0.5, batch_size=16)
-"""Every client fits its own data in these epochs. The projector gets at most one direction from each batch, so batches
-are small."""
+"""Every client fits its own data in these epochs."""
 
 MADE_BY_DEMO = "demo"
 """The entry of a recipe that says how the demo was run. A later demo replaces only files that have it."""

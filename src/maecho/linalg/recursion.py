@@ -1,19 +1,27 @@
-"""The projector of the MA-Echo release: a recursion on batch means.
+"""The projector of the MA-Echo release: a recursion on means of inputs.
 
 Q starts as I. Each mean input r updates it, and P follows at the end:
 
     k = Q r,    Q ← Q − c k kᵀ / (a + rᵀ k),    P = I − Q.
 
 The damping a is a fixed number beside squares of inputs, so P depends on the units of the data. With c = 1 on single
-samples this is recursive least squares, and P is the exact projector with z = a. The release uses
-c = ½, and r is the mean of a batch. The rank of P is at most the number of batches. So Q is kept as Q₀ − K diag(w) Kᵀ,
+samples this is recursive least squares, and P is the exact projector with z = a. The release uses c = ½, and r is the
+mean of a batch. The rank of P is at most the number of means. So Q is kept as Q₀ − K diag(w) Kᵀ,
 and no matrix of size d by d is built until there are many columns.
+
+Means are added in blocks. All k of a block are combinations of the columns of Z = Q R, where R holds the block's means.
+With S = Rᵀ Z, which is small, m_ij = k_iᵀ r_j and w_i = c / (a + m_ii) follow by elimination, and then
+
+    Z = K M    with M unit upper triangular, M_ij = w_i m_ij for i < j.
+
+So the steps of one mean are small ones in the block's own numbers. All that is as long as d is a product of matrices.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,44 +36,62 @@ DAMPING = 0.01**0.8
 """a of the release for fully connected layers."""
 DAMPING_CONVOLUTION = 0.00001**0.8
 """a of the release for convolutions."""
+BLOCK = 64
+"""The most means of a block. Twice as many cost four times as much elimination, and larger products gain less."""
 
 
 class MeanRecursion:
-    """Computes P of one layer from one mean input after the other, in float64."""
+    """Computes P of one layer from one mean input after the other, in float64, on the device of the first means."""
 
     def __init__(self, groups: int, d: int, damping: float = DAMPING, step: float = STEP):
         self.damping, self.step = damping, step
         # With more columns than this, a product with K costs as much as one with a dense Q: fold them into Q₀.
         self._room = max(256, d // 4)
         self._Q: Tensor | None = None  # None: the identity
-        self._K = torch.zeros(groups, d, min(self._room, 64), dtype=torch.float64)
-        self._w = torch.zeros(groups, self._K.shape[-1], dtype=torch.float64)
+        self._K = torch.zeros(groups, d, 0, dtype=torch.float64)
+        self._w = torch.zeros(groups, 0, dtype=torch.float64)
         self._used = 0
 
     def add(self, means: Float[Tensor, "g n d"]) -> None:
-        for r in means.to(self._K).unbind(1):
-            self._add(r)
+        if not self._used and self._Q is None:
+            self._K, self._w = self._K.to(means.device), self._w.to(means.device)
+        for block in means.to(self._K).split(BLOCK, 1):
+            self._add(block.mT)
 
-    def _add(self, r: Float[Tensor, "g d"]) -> None:
-        if self._used == self._K.shape[-1]:
-            self._make_room()
+    def _add(self, R: Float[Tensor, "g d m"]) -> None:
+        count = R.shape[-1]
+        if self._used + count > self._K.shape[-1]:
+            self._make_room(count)
         K, w = self._K[..., : self._used], self._w[:, : self._used]
-        inner = (K.mT @ r.unsqueeze(-1)).squeeze(-1)
-        Qr = r if self._Q is None else (self._Q @ r.unsqueeze(-1)).squeeze(-1)
-        k = Qr - (K @ (w * inner).unsqueeze(-1)).squeeze(-1)
-        self._K[..., self._used] = k
-        self._w[:, self._used] = self.step / (self.damping + (r * k).sum(-1))
-        self._used += 1
+        Z = R if self._Q is None else self._Q @ R
+        Z = Z - K @ (w.unsqueeze(-1) * (K.mT @ R))
+        m, new = self._eliminated(R.mT @ Z)
+        M = (new.unsqueeze(-1) * m).triu(1) + torch.eye(count, dtype=m.dtype, device=m.device)
+        after = self._used + count
+        self._K[..., self._used : after] = torch.linalg.solve_triangular(M, Z, upper=True, left=False)
+        self._w[:, self._used : after] = new
+        self._used = after
 
-    def _make_room(self) -> None:
+    def _eliminated(self, S: Float[Tensor, "g m m"]) -> tuple[Float[Tensor, "g m m"], Float[Tensor, "g m"]]:
+        """m_ij = k_iᵀ r_j for i ≤ j, and w. In numpy, whose calls on small matrices cost the least."""
+        left = S.cpu().numpy().copy()
+        w = np.zeros(left.shape[:2])
+        for i in range(left.shape[-1]):
+            pivot = left[:, i, i].clip(min=0.0)  # round-off may make it negative
+            w[:, i] = self.step / (self.damping + pivot)
+            row = left[:, i, i + 1 :]
+            left[:, i + 1 :, i + 1 :] -= (w[:, i, None] * row)[:, :, None] * row[:, None, :]
+        return torch.from_numpy(left).to(S.device), torch.from_numpy(w).to(S.device)
+
+    def _make_room(self, count: int) -> None:
         groups, d, size = self._K.shape
-        if size < self._room:
-            grown = min(2 * size, self._room)
-            self._K = torch.cat([self._K, self._K.new_zeros(groups, d, grown - size)], -1)
-            self._w = torch.cat([self._w, self._w.new_zeros(groups, grown - size)], -1)
-        else:
+        if size >= self._room:
             self._Q = self._folded()
             self._used = 0
+        grown = max(min(2 * size, self._room), self._used + count)
+        if grown > size:
+            self._K = torch.cat([self._K, self._K.new_zeros(groups, d, grown - size)], -1)
+            self._w = torch.cat([self._w, self._w.new_zeros(groups, grown - size)], -1)
 
     def _folded(self) -> Float[Tensor, "g d d"]:
         K, w = self._K[..., : self._used], self._w[:, : self._used]

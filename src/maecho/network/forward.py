@@ -43,11 +43,13 @@ def forward(
     graph: bool = False,
     reader: Reader | None = None,
     raw: bool = False,
+    before: Callable[[int], None] | None = None,
 ) -> Iterator[Pass]:
     """Run every batch in evaluation mode on the model's own device. Empty batches are skipped.
 
-    With `graph`, gradients of the outputs can be taken. With `raw`, the output is all that the model returns.
-    Afterwards every module has its own mode again, also if the caller stops early.
+    With `graph`, gradients of the outputs can be taken. With `raw`, the output is all that the model returns. `before`
+    is called with the number of examples before the model runs. Afterwards every module has its own mode again, also
+    if the caller stops early.
     """
     device = devices.of(model)
     reader = reader or Reader(model, label)
@@ -60,6 +62,8 @@ def forward(
             first = leaves(x)[0]
             if first.is_floating_point() and not first.isfinite().all():
                 raise InputError(f"{label}: {NOT_FINITE}")
+            if before is not None:
+                before(size)
             try:
                 with torch.set_grad_enabled(graph):
                     output = call(model, x, device, _same if raw else reader.reading.outputs)

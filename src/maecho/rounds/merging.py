@@ -29,6 +29,7 @@ from maecho.linalg.symmetric import Diagonal
 from maecho.network.packed.twin import twin_of
 from maecho.options import number
 from maecho.rounds.servers import NoCorrection, Outcome, Round, State, Weights
+from maecho.statistics.projector import RELEASED_MEAN_OF
 from maecho.upload.client import make_upload
 from maecho.upload.upload import Upload
 
@@ -70,7 +71,15 @@ class Merging(NoCorrection):
         seen = {int(key.removeprefix("seen ")) for key in state if key.startswith("seen ")}
         fresh = [one for one in round_.returned if not (self.once and one.client in seen)]
         uploads = [
-            make_upload(round_.loaded(one.weights), one.batches(), f"client {one.client}", wanted, None, progress=False)
+            make_upload(
+                round_.loaded(one.weights),
+                one.batches(),
+                f"client {one.client}",
+                wanted,
+                None,
+                progress=False,
+                mean_of=RELEASED_MEAN_OF,
+            )
             for one in fresh
         ]
         if not uploads:

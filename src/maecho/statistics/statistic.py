@@ -41,6 +41,7 @@ class Options:
     generator: torch.Generator | None = None
     gaussians: int = 1
     covariance: Covariance = "class"
+    mean_of: int = 16
 
     def __post_init__(self) -> None:
         one_of("labels", self.labels, LABELS)
@@ -48,6 +49,7 @@ class Options:
             raise InputError("labels='sampled' must come with a generator, got none")
         number("gaussians", self.gaussians, "a whole number, at least 1", 1, whole=True)
         one_of("covariance", self.covariance, COVARIANCES)
+        number("mean_of", self.mean_of, "a whole number, at least 1", 1, whole=True)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ class Found:
 
 class Gatherer(ABC):
     """Adds up one statistic during one pass over the data."""
+
+    def expect(self, examples: int) -> None:  # noqa: B027 (most do not ask)
+        """Called before every batch, with the number of its examples."""
 
     def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:  # noqa: B027 (most look only at batches)
         """Called whenever a layer runs, with the layer's input x."""

@@ -49,6 +49,7 @@ def make_upload(
     generator: torch.Generator | None = None,
     gaussians: int = 1,
     covariance: Covariance = "class",
+    mean_of: int = Options.mean_of,
     privacy: Privacy | None = None,
     inputs: Read | None = None,
     outputs: Read | None = None,
@@ -58,8 +59,6 @@ def make_upload(
     Args:
         model: the trained model. It is left unchanged.
         batches: (inputs, labels), inputs alone, dicts, or another form that docs/batches.md names. They are read once.
-            The projector of the paper's release uses the means of batches of 64 examples, so larger batches are cut
-            into pieces of 64.
         client: the client's name. No other client may have the same one.
         statistics: names of the statistics to send. By default these are "gram", "projector", "classes", "moments" and
             "features" (moments of the inputs of the first fully connected layer after other layers), which need only
@@ -83,6 +82,8 @@ def make_upload(
             better and take more room.
         covariance: "class" gives each Gaussian of "moments" and "features" its own covariance. "shared" gives all of
             them one, which takes less room.
+        mean_of: how many examples in a row a mean is over, for the "projector". Batches are joined or cut to that. The
+            paper's release takes 64.
         privacy: adds noise to all that is sent about the data, including the number of examples. The weights are not
             covered.
         inputs: a function that finds the inputs in a batch, if the usual rules do not.
@@ -94,7 +95,7 @@ def make_upload(
     wanted = _wanted(client, statistics, privacy)
     try:
         reading = Reading(inputs, labels if callable(labels) else None, outputs)
-        options = Options("expected" if callable(labels) else labels, generator, gaussians, covariance)
+        options = Options("expected" if callable(labels) else labels, generator, gaussians, covariance, mean_of)
         if privacy is not None and gaussians > 1:
             raise InputError(f"with privacy there must be one Gaussian a class, got gaussians={gaussians}")
     except InputError as error:

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from maecho import InputError, make_upload, relay
-from maecho.lab import data, experiment, networks
+from maecho.lab import data, experiment
 from maecho.lab.columns import settings
 from maecho.lab.experiment import Experiment
-from maecho.lab.harness.clients import Cohort, batch_size
+from maecho.lab.harness.clients import Cohort
 from maecho.lab.harness.columns import Bench, code_of
 from maecho.lab.harness.results import results_path
 from maecho.lab.harness.runs import Event, reproduce
@@ -255,18 +255,18 @@ def test_what_a_client_uploads_is_counted(tmp_path: Path) -> None:
     assert sizes["echo-relay"] > prior_and_cross + 8 * (64 * 65 // 2 + 100 * 101 // 2 + 50 * 51 // 2)
 
 
-@pytest.mark.parametrize("size", [16, 64, 128])
-def test_projectors_are_those_of_one_batch_at_a_time(size: int) -> None:
-    """The results do not depend on how many examples are gathered at once."""
-    model, digits = networks.build("digits-mlp", torch.Generator().manual_seed(0)), data.digits()
-    at_once = batch_size(replace(ONE.training, batch_size=size))
-    assert at_once >= size
-    one, other = (
-        make_upload(model, data.batches(digits.x_train, digits.y_train, n), "ann", ["projector"], rank=None)
-        for n in (size, at_once)
-    )
-    for name, P in one.statistics["projector"].items():
-        torch.testing.assert_close(P.dense(), other.statistics["projector"][name].dense(), rtol=0, atol=1e-6)
+@pytest.mark.parametrize(("size", "mean_of"), [(16, 16), (64, 64), (128, 64)])
+def test_projectors_are_those_of_the_release(size: int, mean_of: int) -> None:
+    """A mean is over a batch of training, and never over more than 64 examples, whatever the default of uploads is."""
+    cohort = Cohort.of(replace(ONE, training=replace(ONE.training, batch_size=size)), ONE.cells[0], 0, data.digits())
+    bench = Bench(cohort, "cpu")
+    upload = bench.gather(["projector"], {}).uploads[0]
+    model, batches = bench.clients[0]
+    x = torch.cat([x for x, _ in batches])
+    assert len(x) % mean_of
+    expected = make_upload(model, x.split(mean_of), "ann", ["projector"], rank=None, mean_of=mean_of)
+    for name, P in expected.statistics["projector"].items():
+        torch.testing.assert_close(P.dense(), upload.statistics["projector"][name].dense(), rtol=0, atol=1e-6)
 
 
 def test_same_and_different_initialisations_share_nothing_but_the_split(tmp_path: Path) -> None:

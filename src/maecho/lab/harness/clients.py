@@ -26,8 +26,11 @@ from maecho.lab.harness.code import Code
 from maecho.lab.harness.machine import machine, versions
 from maecho.lab.harness.streams import Streams
 from maecho.lab.training import LocalTraining
-from maecho.statistics.projector import MEAN_OF
+from maecho.statistics.projector import RELEASED_MEAN_OF
 from maecho.upload import storage
+
+AT_ONCE = 16
+"""Statistics are gathered from batches of so many training batches, which is faster. They do not depend on it."""
 
 Client = tuple[nn.Module, data.Batches]
 """A trained model and its data."""
@@ -102,7 +105,13 @@ class Cohort:
     def batches(self, client: int) -> data.Batches:
         """A client's data, in the order in which its statistics are gathered."""
         x, y = self._examples(client)
-        return data.batches(x, y, batch_size(self.training), self.streams.batches(client))
+        return data.batches(x, y, AT_ONCE * self.training.batch_size, self.streams.batches(client))
+
+    @property
+    def mean_of(self) -> int:
+        """How many examples a mean of the released projector is over: a batch of training, as in the release, but no
+        more than there."""
+        return min(RELEASED_MEAN_OF, self.training.batch_size)
 
     def _examples(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
         index = torch.from_numpy(np.asarray(self.parts[client]))
@@ -144,13 +153,3 @@ def _fit(
     training: LocalTraining, model: nn.Module, x: torch.Tensor, y: torch.Tensor, generator: torch.Generator
 ) -> None:
     training(model, x, y, generator)
-
-
-def batch_size(training: LocalTraining) -> int:
-    """The size of the batches that statistics are gathered from.
-
-    Batches of 16 training batches are faster. The projectors cut batches into pieces of `MEAN_OF`. So they stay the
-    same only if a training batch consists of whole pieces. If it does not, the batches of training are used.
-    """
-    size = training.batch_size
-    return size if size % MEAN_OF else 16 * size

@@ -119,7 +119,7 @@ class Bench:
                     sorted(names),
                     progress=False,
                     generator=self.cohort.streams.labels(i),
-                    **{"rank": None, **how},
+                    **{"rank": None, "mean_of": self.cohort.mean_of, **how},
                 )
                 for i, (model, batches) in enumerate(players)
             ]

@@ -64,7 +64,7 @@ class Clients:
         return [
             make_upload(
                 model, cohort.batches(i), f"client-{i:03}", self.statistics, rank=None, progress=False,
-                generator=cohort.streams.labels(i),
+                generator=cohort.streams.labels(i), mean_of=cohort.mean_of,
             )
             for i, model in enumerate(models)
         ]  # fmt: skip

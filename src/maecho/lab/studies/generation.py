@@ -33,6 +33,7 @@ from maecho.lab.studies.found import Found, Task
 from maecho.lab.training import LocalTraining
 from maecho.network import spaces
 from maecho.statistics import STATISTICS
+from maecho.statistics.projector import RELEASED_MEAN_OF
 from maecho.upload import storage
 from maecho.upload.client import make_upload
 
@@ -129,7 +130,7 @@ class Generation:
         ]
         needed = sorted({name for one in self.methods.values() for name in columns.gathered(one)} - {"classes"})
         uploads = [
-            make_upload(decoder, batches, f"client-{i}", needed, rank=None, progress=False)
+            make_upload(decoder, batches, f"client-{i}", needed, None, False, mean_of=RELEASED_MEAN_OF)
             for i, (decoder, batches) in enumerate(clients)
         ]
         found = {}

@@ -104,9 +104,9 @@ def output_rows(module: nn.Module, z: Tensor) -> Tensor:
     return of(module).output_rows(module, z)
 
 
-def mean_rows(module: nn.Module, x: Tensor) -> Tensor:
-    """The rows of the batch's mean input, as the MA-Echo release takes them."""
-    return of(module).mean_rows(module, x)
+def mean_rows(module: nn.Module, means: Tensor) -> Tensor:
+    """The rows of mean inputs [n, ...], as the MA-Echo release takes them, in order."""
+    return of(module).mean_rows(module, means)
 
 
 def inputs(module: nn.Module) -> int:

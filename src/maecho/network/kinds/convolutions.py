@@ -34,13 +34,12 @@ class Convolution(Kind):
         z = _batched(module, z).movedim(1, -1)
         return z.reshape(-1, module.groups, module.out_channels // module.groups).transpose(0, 1)
 
-    def mean_rows(self, module: Any, x: Tensor) -> Tensor:
-        """The rows as the MA-Echo release computes them: unpadded patches of the mean map, at stride 2."""
-        mean = _batched(module, x).mean(0, keepdim=True)
+    def mean_rows(self, module: Any, means: Tensor) -> Tensor:
+        """The rows as the MA-Echo release computes them: unpadded patches of each mean map, at stride 2."""
         reach = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
-        if any(size < r for size, r in zip(mean.shape[2:], reach, strict=True)):
-            return self.rows(module, mean)  # no unpadded patch fits, so the layer's own patches are used
-        return _patches(module, mean, (2,) * len(module.kernel_size))
+        if any(size < r for size, r in zip(means.shape[2:], reach, strict=True)):
+            return self.rows(module, means)  # no unpadded patch fits, so the layer's own patches are used
+        return _patches(module, means, (2,) * len(module.kernel_size))
 
     def copies(self, module: Any) -> int:
         return math.prod(module.kernel_size)
@@ -85,9 +84,9 @@ class TransposedConvolution(Convolution):
     def rows(self, module: Any, x: Tensor) -> Tensor:
         return _patches(module, _batched(module, x), (1,) * len(module.kernel_size), turned=True)
 
-    def mean_rows(self, module: Any, x: Tensor) -> Tensor:
-        """The rows of the mean map. The release has no such layers."""
-        return self.rows(module, _batched(module, x).mean(0, keepdim=True))
+    def mean_rows(self, module: Any, means: Tensor) -> Tensor:
+        """The rows of the mean maps. The release has no such layers."""
+        return self.rows(module, means)
 
 
 def _geometry(module: nn.modules.conv._ConvNd) -> Iterable[tuple[int, int, int]]:

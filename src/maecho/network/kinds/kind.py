@@ -73,9 +73,9 @@ class Kind:
         """The module's outputs, or gradients of their shape, as rows [groups, n, out] in the order of `rows`."""
         return z.reshape(1, -1, z.shape[-1])
 
-    def mean_rows(self, module: Any, x: Tensor) -> Tensor:
-        """The rows of the batch's mean input."""
-        return self.rows(module, x.mean(0, keepdim=True))
+    def mean_rows(self, module: Any, means: Tensor) -> Tensor:
+        """The rows of mean inputs [n, ...], in order: [groups, rows of all means, in]."""
+        return self.rows(module, means)
 
     def copies(self, module: Any) -> int:
         """The largest number of rows in which one entry of the input occurs."""

@@ -103,13 +103,18 @@ class _Going:
             for gatherer in gatherers:
                 gatherer.see(layer, module, x)
 
+        def expect(examples: int) -> None:
+            for gatherer in gatherers:
+                gatherer.expect(examples)
+
         with (
             slow_path(),
             watching(setting.model, setting.architecture.layers, before=see, watch=setting.watch),
             self._backward.watching() if self._graph else contextlib.nullcontext(),
         ):
             label = f"{setting.client}: statistics"
-            for step in map(_of_classes, forward(setting.model, batches, label, progress, self._graph, self._reader)):
+            steps = forward(setting.model, batches, label, progress, self._graph, self._reader, before=expect)
+            for step in map(_of_classes, steps):
                 if gatherers and step.no_labels not in ("", NO_LABELS):
                     self._reader.lost_labels(step.no_labels)
                 self._unlabelled += step.size if step.no_labels == NO_LABELS else 0
