@@ -1,8 +1,9 @@
 """The client's half of echo-relay: a trained model and its data, which answer the server's questions.
 
 The server asks for the sums of one stage of the network, and sends the merged weights of all stages before it. The
-client passes over its data once, forward only, and answers. It remembers nothing from one question to the next, so it
-may miss any of them. (With privacy it remembers what it has released so far.)
+client passes over its data once, forward only, and answers. No answer depends on earlier ones, so it may miss any of
+them. What it has computed for a stage it keeps for the next, if memory allows. (With privacy it remembers what it has
+released so far.)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from maecho.echo.ledger import PrivacyLedger
 from maecho.echo.messages import Answer, Opening, Question, units_named
 from maecho.echo.observation import observe
+from maecho.echo.replay.replay import Replay
 from maecho.echo.totals import totals_of
 from maecho.echo.wire import own_memory
 from maecho.errors import InputError, text_of
@@ -46,6 +48,8 @@ class RelayClient:
         released: with privacy, how often the same data were released before. An upload is one release.
         inputs, labels, outputs: functions that find the inputs and the labels in a batch, and the scores in what the
             model returns, if the usual rules do not (docs/batches.md).
+        merged: a network of the same architecture to load merged weights into. By default a copy of the model.
+        replay: keeps what was computed at earlier stages, up to 1 GiB by default. Nothing depends on it but time.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class RelayClient:
         inputs: Read | None = None,
         labels: Read | None = None,
         outputs: Read | None = None,
+        merged: nn.Module | None = None,
+        replay: Replay | None = None,
     ):
         if isinstance(batches, Iterator):
             raise InputError(
@@ -74,7 +80,9 @@ class RelayClient:
             self._reader = Reader(model, client, Reading(inputs, labels, outputs))
         except InputError as error:
             raise InputError(f"{client}: {error}") from error
-        self._merged = copy.deepcopy(self._own)
+        self._merged = copy.deepcopy(self._own) if merged is None else merged
+        self._replay = replay or Replay()
+        self._settled: frozenset[str] = frozenset()
         self._aliases = read(self._own).aliases
         self._plan = plan
         self._ledger = None if privacy is None else PrivacyLedger(privacy, client, released)
@@ -106,7 +114,8 @@ class RelayClient:
         return self._sums(units, question.head)
 
     def _load(self, weights: Mapping[str, Tensor]) -> None:
-        state = self._own.state_dict()
+        state, before = self._own.state_dict(), self._merged.state_dict()
+        changed = not self._settled <= weights.keys()
         for name, tensor in weights.items():
             if name not in state or state[name].shape != tensor.shape:
                 expected = tuple(state[name].shape) if name in state else "no such weight"
@@ -115,8 +124,11 @@ class RelayClient:
                     f"{tuple(tensor.shape)}"
                 )
             state[name] = tensor
+            changed = changed or (name in self._settled and not torch.equal(before[name], tensor.to(before[name])))
         state |= {alias: state[kept] for alias, kept in self._aliases.items()}
         self._merged.load_state_dict(state)
+        self._settled = frozenset(weights)
+        self._replay.begin(self._own, network(self._own).values(), self._settled, changed)
 
     def _open(self) -> Answer:
         """Answer the first question: how the network runs, the weights that are only averaged, and the sums of the
@@ -191,6 +203,7 @@ class RelayClient:
             reader=self._reader,
             limit=None if ledger is None else ledger.privacy.factor,
             progress=self._progress,
+            replay=self._replay,
         )
         examples, sums = float(observed.examples), observed.units
         if ledger is not None:

@@ -6,6 +6,7 @@ h is the merged network's input to a unit. z is the output of the client's own u
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from maecho import devices
+from maecho.echo.replay.replay import Replay
 from maecho.echo.totals import ByClass, UnitSums
 from maecho.errors import InputError
 from maecho.network import kinds
@@ -62,6 +64,7 @@ def observe(
     reader: Reader | None = None,
     limit: Limit | None = None,
     progress: bool | None = None,
+    replay: Replay | None = None,
 ) -> Observed:
     """Pass over a client's data once and sum up.
 
@@ -78,9 +81,10 @@ def observe(
         reader: finds inputs and labels in a batch.
         limit: limits what one example can add, for privacy.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
+        replay: keeps what earlier passes have computed. None: everything is computed.
     """
     found: dict[str, UnitSums] = {}
-    pair = _OwnAndMerged(own, merged, units, calls or {})
+    pair = _OwnAndMerged(own, merged, units, calls or {}, replay)
     total, labelled = 0, True
     reader = reader or Reader(own, client)
     for step in forward(pair, batches, client, progress, reader=reader, raw=True):
@@ -190,8 +194,11 @@ def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
 class _OwnAndMerged(nn.Module):
     """Runs a client's network and the merged one on the same inputs, up to the end of a stage."""
 
-    def __init__(self, own: nn.Module, merged: nn.Module, units: Sequence[Unit], calls: Mapping[str, int]):
+    def __init__(
+        self, own: nn.Module, merged: nn.Module, units: Sequence[Unit], calls: Mapping[str, int], replay: Replay | None
+    ):
         super().__init__()
+        self.replay = replay
         self.own, self.merged = own, merged
         self.units, self.calls = units, calls
 
@@ -213,9 +220,13 @@ class _OwnAndMerged(nn.Module):
 
         if not self.units:
             return _Seen(outputs, inputs)
-        with slow_path(), ending_early(), watching(self.own, ends, after=leave):
+        skipping: list[contextlib.AbstractContextManager[None]] = [contextlib.nullcontext()] * 2
+        if self.replay is not None:
+            self.replay.enter(self.own, given)
+            skipping = [self.replay.own(self.own), self.replay.merged(self.merged)]
+        with slow_path(), ending_early(), watching(self.own, ends, after=leave), skipping[0]:
             call(self.own, given, device)
-        with slow_path(), ending_early(), watching(self.merged, starts, before=enter):
+        with slow_path(), ending_early(), watching(self.merged, starts, before=enter), skipping[1]:
             call(self.merged, given, device)
         return _Seen(outputs, inputs)
 
