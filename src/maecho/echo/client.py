@@ -9,6 +9,7 @@ released so far.)
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -108,10 +109,14 @@ class RelayClient:
         if question.opening:
             return self._open()
         try:
-            units = units_named(question.units, network(self._own))
+            units = units_named(question.units, self._units)
         except InputError as error:
             raise InputError(f"{self.client}: {error}") from error
         return self._sums(units, question.head)
+
+    @functools.cached_property
+    def _units(self) -> dict[str, Unit]:
+        return network(self._own)
 
     def _load(self, weights: Mapping[str, Tensor]) -> None:
         state, before = self._own.state_dict(), self._merged.state_dict()
@@ -128,7 +133,7 @@ class RelayClient:
         state |= {alias: state[kept] for alias, kept in self._aliases.items()}
         self._merged.load_state_dict(state)
         self._settled = frozenset(weights)
-        self._replay.begin(self._own, network(self._own).values(), self._settled, changed)
+        self._replay.begin(self._own, self._units.values(), self._settled, changed)
 
     def _open(self) -> Answer:
         """Answer the first question: how the network runs, the weights that are only averaged, and the sums of the
@@ -214,7 +219,7 @@ class RelayClient:
         return Answer(one, torch.tensor(examples, dtype=torch.float64), tuple(totals))
 
     def _classes(self, head: str) -> int:
-        units = network(self._own)
+        units = self._units
         if head not in units:
             raise InputError(f"{self.client}: the server's last layer is {head!r}, one that this network does not have")
         return units[head].layer.shape(self._own.state_dict())[1]

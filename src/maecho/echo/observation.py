@@ -19,6 +19,7 @@ from maecho import devices
 from maecho.echo.replay.replay import Replay
 from maecho.echo.totals import ByClass, UnitSums
 from maecho.errors import InputError
+from maecho.linalg.sums import square
 from maecho.network import kinds
 from maecho.network.attention import slow_path
 from maecho.network.batches.labels import NO_LABELS, complaint
@@ -171,7 +172,7 @@ def _sums(unit: Unit, module: nn.Module, x: Tensor, z: Tensor, y: Tensor | None,
         centred = t[0] - t[0].mean(-1, keepdim=True)
         squares = torch.stack([t[0].square().sum(), centred.square().sum()])
         by_class = ByClass(y.T @ h[0], y.sum(0), y.T @ t[0], squares)
-    return UnitSums(h.mT @ h, t.mT @ h, by_class)
+    return UnitSums(square(h.mT), t.mT @ h, by_class)
 
 
 def _factor(limit: Limit, h: Tensor, t: Tensor, examples: int) -> Tensor:
