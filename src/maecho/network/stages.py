@@ -2,7 +2,7 @@
 
 Units whose inputs do not depend on each other form one stage. Other weights show the dependencies: all weights that are
 not final yet are shaken, in a copy. If the input of a unit is the same as before, the unit depends on final weights
-alone. This takes three forward passes for each stage. It works for every network that runs, also for one that would not
+alone. This takes two forward passes for each stage. It works for every network that runs, also for one that would not
 run on NaN.
 """
 
@@ -28,6 +28,7 @@ from maecho.network.forward import call
 from maecho.network.hooks import watching
 from maecho.network.units import Unit, network
 from maecho.network.verified import misread
+from maecho.randomness import seed_of
 
 SHAKES = 2
 """So many other weights are tried. One alone may leave a unit's inputs as they were, behind an activation that is 0."""
@@ -100,6 +101,9 @@ class _Runner:
         self.followers: dict[str, str] = {}
         """Layer -> the BatchNorm whose input is the layer's own output, unchanged."""
         self.output: Any = None
+        self._unshaken: dict[str, list[Tensor]] | None = None
+        self._shaken: dict[tuple[int, str], Tensor] = {}
+        """Other weights. Making them anew for every stage would take longer than the passes."""
         self._parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self._watched = [name for unit in network(model).values() for name in unit.modules]
 
@@ -109,17 +113,25 @@ class _Runner:
         OUTPUT is among them if the output of the network changes. Without parameters to shake, they are the modules
         whose inputs are not finite.
         """
-        before = self._pass(cleaned)
+        if not shaken or cleaned or self._unshaken is None:
+            before = self._pass(cleaned)
+            if not cleaned:
+                self._unshaken = before
+        else:
+            before = self._unshaken
         if not shaken:
             return {name for name, seen in before.items() if not all(is_finite(x) for x in seen)}
         state = self.model.state_dict()
         kept = {name: state[name].clone() for name in shaken if state[name].is_floating_point()}
         found: set[str] = set()
         for seed in range(SHAKES):
-            generator = torch.Generator().manual_seed(seed)
             try:
                 for name, tensor in kept.items():
-                    state[name].copy_(_shaken(tensor, name in self._parameters, generator))
+                    if (seed, name) not in self._shaken:
+                        parameter = name in self._parameters
+                        generator = torch.Generator().manual_seed(seed_of(f"{seed}/{name}"))
+                        self._shaken[seed, name] = _shaken(tensor, parameter, generator)
+                    state[name].copy_(self._shaken[seed, name])
                 after = self._pass(cleaned)
             finally:
                 for name, tensor in kept.items():
