@@ -2,7 +2,7 @@
 
     python benchmarks/server.py                          # 5, 20 and 50 clients of the paper's MLP
     python benchmarks/server.py --against OTHER/src      # in turns with the code of another checkout
-    python benchmarks/server.py --clients 50 --only fedavg,regmean
+    python benchmarks/server.py --clients 50 --only "fedavg;ma-echo, limit"
 
 Everything runs on one thread, from files that the system holds in memory ("warm"). The unit is the time to read the
 bytes that a method needs into new memory (median): weights and the named statistics, of AFL the head's Gram
@@ -29,6 +29,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST, ROWS, TURNS = 50, 1200, 3
+LIMIT = 6 * 10**9
+"""The most memory of one measurement."""
 
 METHODS: dict[str, tuple[str, str, dict[str, object]]] = {
     "fedavg": ("default", "fedavg", {}),
@@ -113,6 +115,7 @@ def measure(folder: Path, row: str, clients: int, keep: Path) -> dict[str, float
     from maecho.lab.networks import build
 
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
     kind, name, options = METHODS.get(row, ("default", "", {}))
     files = paths(folder, kind, clients)
     model = build("mlp", torch.Generator().manual_seed(0))
@@ -158,7 +161,7 @@ def measure(folder: Path, row: str, clients: int, keep: Path) -> dict[str, float
 
 def in_process(source: Path, *arguments: str) -> str:
     """Run this file in a process that imports maecho from `source`."""
-    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, __file__, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
@@ -174,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--against", type=Path, help="the src folder of another checkout")
     parser.add_argument("--clients", default="5,20,50")
-    parser.add_argument("--only", default=",".join([LOAD, *METHODS]).replace(", ", ";"))
+    parser.add_argument("--only", default=";".join([LOAD, *METHODS]))
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--measure", nargs=4, metavar=("FOLDER", "ROW", "CLIENTS", "KEEP"))
     parser.add_argument("--make", type=Path)
@@ -194,7 +197,7 @@ def main() -> None:
     versions = {"now": ROOT / "src"}
     if chosen.against:
         versions["before"] = chosen.against.resolve()
-    rows = [name.replace(";", ", ") for name in chosen.only.split(",")]
+    rows = chosen.only.split(";")
     heads = " | ".join(f"{label}: x reading, peak MB" for label in versions)
     print(f"| clients | method | MB read (ms) | {heads} |{' difference |' if len(versions) == 2 else ''}")
     print("|---" * (3 + len(versions) + (len(versions) == 2)) + "|")
@@ -208,17 +211,23 @@ def line(folder: Path, row: str, clients: int, versions: dict[str, Path], turns:
     kept = {label: folder / f"{label}.safetensors" for label in versions}
     for _ in range(turns):
         for label, source in versions.items():
-            answer = in_process(source, "--measure", str(folder), row, str(clients), str(kept[label]))
-            found[label].append(json.loads(answer))
+            try:
+                answer = in_process(source, "--measure", str(folder), row, str(clients), str(kept[label]))
+                found[label].append(json.loads(answer))
+            except subprocess.CalledProcessError:
+                kept[label].unlink(missing_ok=True)
     read = statistics.median(one["read"] for seen in found.values() for one in seen)
     cells = []
     for seen in found.values():
+        if not seen:
+            cells.append(f"no memory (more than {LIMIT / 1e9:.0f} GB)")
+            continue
         work, peak = min(one["work"] for one in seen), min(one["peak"] for one in seen)
         cells.append(f"{work / read:.1f} ({1e3 * work:.0f} ms), {peak / 1e6:.0f}")
-    size = next(iter(found.values()))[0]["bytes"] / 1e6
+    size = next(seen for seen in found.values() if seen)[0]["bytes"] / 1e6
     out = f"| {clients} | {row} | {size:.0f} ({1e3 * read:.0f}) | {' | '.join(cells)} |"
     if len(versions) == 2:
-        out += " – |" if row == LOAD else f" {difference(kept['now'], kept['before']):.1g} |"
+        out += " – |" if row == LOAD or not all(found.values()) else f" {difference(kept['now'], kept['before']):.1g} |"
     return out
 
 
