@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from maecho.linalg.iteration import Coefficients, Columns, SeparateIterates, SharedIterates, iterates
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.steps.iteration import Coefficients, Columns, SeparateIterates, SharedIterates, iterates
 from maecho.linalg.symmetric import Diagonal
 from support.clients import rng
 
@@ -153,7 +153,7 @@ def test_the_gram_of_gradients_by_columns_and_by_gradients(
     monkeypatch: pytest.MonkeyPatch, clients: int, ranks: tuple[int, int], at_once: int
 ) -> None:
     """Both ways give the products of the gradients themselves, whichever takes less work."""
-    monkeypatch.setattr("maecho.linalg.iteration.AT_ONCE", at_once)
+    monkeypatch.setattr("maecho.linalg.steps.iteration.AT_ONCE", at_once)
     draw = torch.Generator().manual_seed(0)
     spectra = [
         Spectrum(torch.rand(2, r, generator=draw), torch.linalg.qr(torch.randn(2, 6, r, generator=draw)).Q)

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maecho.linalg.iteration import Coefficients
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.steps.iteration import Coefficients
 from maecho.linalg.sums import Sums
 from maecho.linalg.symmetric import Diagonal
 
