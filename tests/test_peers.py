@@ -38,6 +38,13 @@ def test_regmean_is_the_plain_one(case: plain.Case, shrink: float) -> None:
     assert plain.distance(found, plain.plain_average(case.weights)) > 1e-3
 
 
+def test_regmean_with_its_ridge_is_the_plain_one(case: plain.Case) -> None:
+    """No layer here has a bias, so all of a Gram is data, and there is one ridge."""
+    found = maecho.aggregate(case.uploads, "regmean")
+    wanted = plain.plain_regmean(case.weights, case.grams(torch.float64), case.matrices, RegMean().ridge)
+    assert plain.distance(found, wanted) < 2e-7
+
+
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 def test_fisher_is_the_plain_one(case: plain.Case, ridge: float) -> None:
     found = maecho.aggregate(case.uploads, Fisher(ridge=ridge))

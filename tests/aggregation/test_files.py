@@ -18,8 +18,11 @@ from torch import Tensor, nn
 import maecho
 from maecho.aggregation import Fisher, Kronecker, MAEcho, RegMean
 from maecho.aggregation.method import Method
+from maecho.aggregation.units import common_units
 from maecho.linalg.spectra import Spectrum
 from maecho.statistics import STATISTICS
+from maecho.upload import storage
+from maecho.upload.cohort import Cohort
 from support.clients import batches
 from support.contract import EVERY
 
@@ -118,6 +121,32 @@ def test_files_merge_as_uploads_do(name: str, tmp_path: Path) -> None:
     agree(maecho.aggregate([tmp_path / upload.client for upload in given], method), expected)
     if name != "echo-chain":  # it takes the largest number of all clients
         assert torch.equal(expected["places"], given[2].weights["places"])
+
+
+def test_units_are_found_from_grams_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for upload in uploads():
+        upload.save(tmp_path / upload.client)
+    files = Cohort([tmp_path / upload.client for upload in uploads()], needs=["gram"])
+    asked: list[str] = []
+    read = storage.File.read
+    monkeypatch.setattr(storage.File, "read", lambda file, name: asked.append(name) or read(file, name))
+    found, expected = common_units(files), common_units(uploads())
+    assert asked
+    assert all(name.startswith("gram/") for name in asked)
+    assert {name for name, unit in found.items() if unit is not None} == {
+        layer.name for layer in uploads()[0].layers if layer.bias is not None
+    }
+    for name, unit in expected.items():
+        assert (unit is None and found[name] is None) or torch.equal(unit, found[name])
+
+
+def test_uploads_that_are_stored_in_another_way_are_not_alike() -> None:
+    one = uploads()[0]
+    other = replace(one, client="other", stored=one.stored[:-1])
+    assert not one.is_like(other)
+    assert one.is_like(replace(one, client="other"))
+    with pytest.raises(maecho.UploadError, match=f"stored.* as in {one.client}"):
+        Cohort([one, other])
 
 
 @pytest.mark.parametrize("name", ROWS)
