@@ -123,7 +123,7 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
 
 def in_process(row: str, what: str, sizes: Sequence[int]) -> list[tuple[float, float]]:
     command = [sys.executable, __file__, "--measure", row, what, ",".join(map(str, sizes))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     return [(seconds, peak) for seconds, peak in json.loads(answer)]
 

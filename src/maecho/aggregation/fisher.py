@@ -76,7 +76,9 @@ class Fisher:
                 factor = 1 if self.weighting == "examples" else 1 / upload.examples
                 add_product(sums, "W", W, p)
                 add_product(sums, "F", F, factor)
-                add_product(sums, "WF", W.double() * F, factor)
+                if "WF" not in sums:
+                    sums["WF"] = torch.zeros_like(sums["F"])
+                sums["WF"].addcmul_(W, F, value=factor)  # in float64, as the sum is
             W, F = sums["W"], sums["F"]
             total = F + self.ridge * F.mean()
             there = total > 0
