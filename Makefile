@@ -48,6 +48,9 @@ benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/qp.py
 	$(BIN)/python benchmarks/echo.py
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/server.py
+	$(BIN)/python benchmarks/qp_gram.py
+	$(BIN)/python benchmarks/scaling.py
 
 # torch first and alone, at its pin: the CPU build where one is at hand.
 $(VENV)/.installed: pyproject.toml constraints.txt
