@@ -26,13 +26,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST, ROWS, TURNS = 50, 1200, 3
 LIMIT = 6 * 10**9
 """The most memory of one measurement."""
 
-METHODS: dict[str, tuple[str, str, dict[str, object]]] = {
+METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fedavg": ("default", "fedavg", {}),
     "fisher": ("fisher", "fisher", {}),
     "afl": ("afl", "afl", {}),
