@@ -52,6 +52,9 @@ benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/qp.py
 	$(BIN)/python benchmarks/echo.py
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/server.py
+	$(BIN)/python benchmarks/qp_gram.py
+	$(BIN)/python benchmarks/scaling.py
 
 # Beside FusionBench and mergekit, which get an environment of their own. Its table is in docs/benchmarks.md.
 PEERS := .venv-peers

@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,7 +36,7 @@ CLIENTS, WIDTH, DEPTH = 5, 32, 4
 """The sizes that stay as they are."""
 SIZES = {"clients": (5, 10, 20, 40, 80, 160, 320), "width": (32, 64, 128, 256), "depth": (4, 8, 16)}
 QUICK = {"clients": (8, 16, 32), "width": (16, 32), "depth": (4, 8, 16)}
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "regmean": {},
     "fisher": {},
@@ -123,7 +124,7 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
 
 def in_process(row: str, what: str, sizes: Sequence[int]) -> list[tuple[float, float]]:
     command = [sys.executable, __file__, "--measure", row, what, ",".join(map(str, sizes))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     return [(seconds, peak) for seconds, peak in json.loads(answer)]
 
