@@ -12,8 +12,8 @@ import time
 
 import torch
 
-from maecho.linalg.steps.iteration import Columns
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.steps.iteration import Columns
 
 SIZES = ((5, 784, 187), (50, 784, 19), (50, 100, 100), (500, 64, 8))
 """Clients, inputs, rank."""
