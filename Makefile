@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs fuzz mutants mutants-table models benchmark clean
+.PHONY: demo test lint types unit docs fuzz mutants mutants-table models benchmark peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/maecho demo
@@ -52,6 +52,23 @@ benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/qp.py
 	$(BIN)/python benchmarks/echo.py
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/server.py
+	$(BIN)/python benchmarks/qp_gram.py
+	$(BIN)/python benchmarks/scaling.py
+
+# Beside FusionBench and mergekit, which get an environment of their own. Its table is in docs/benchmarks.md.
+PEERS := .venv-peers
+peers: $(PEERS)/.installed
+	OMP_NUM_THREADS=1 $(PEERS)/bin/python benchmarks/peers.py
+
+# torch first and alone, at its pin. A peer that cannot be installed is left out, and the benchmark says so.
+$(PEERS)/.installed: pyproject.toml constraints-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints-peers.txt torch
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints-peers.txt -e . transformers
+	-$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints-peers.txt fusion-bench
+	-$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints-peers.txt mergekit
+	touch $@
 
 # torch first and alone, at its pin: the CPU build where one is at hand.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -61,4 +78,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis maecho-demo maecho-results
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis maecho-demo maecho-results

@@ -13,10 +13,10 @@ from torch import Tensor
 import maecho
 import one_shot
 from maecho.aggregation import Iteration, MAEcho
-from maecho.linalg.iteration import Coefficients, Columns, Iterates, iterates
-from maecho.linalg.limits import Limit
 from maecho.linalg.simplex import capped_simplex
 from maecho.linalg.spectra import Spectrum, projector
+from maecho.linalg.steps.iteration import Coefficients, Columns, Iterates, iterates
+from maecho.linalg.steps.limits import Limit
 from maecho.linalg.symmetric import Diagonal
 from maecho.upload.upload import Upload
 from support.clients import batches, clients, network, rng

@@ -28,7 +28,7 @@ EVERY = {
     "ma-echo anchored limit": MAEcho(form="anchored", solver="limit"),
     "regmean shrunk": RegMean(shrink=0.9, ridge=0),
     "fisher uniform": Fisher(weighting="uniform", ridge=0),
-    "kronecker uniform": Kronecker(weighting="uniform", damping=1e-3, ridge=1e-3),
+    "kronecker uniform": Kronecker(weighting="uniform", damping=1e-3, ridge=1e-3, tolerance=1e-9),
     "pfnm mean": PFNM(estimate="mean"),
     "afl": AFL(backbone="average"),  # these clients share no backbone; those that do are in test_afl.py
     "dense": DENSE(**QUICK["dense"], model=network()),

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from maecho import Upload
 from maecho.upload import storage
 from maecho.upload.cohort import Cohort
+from maecho.upload.envelope import Limits
 from maecho.upload.header import LARGEST
-from maecho.upload.storage import Limits
 from maecho.upload.upload import read_header
 from support import damage
 from support.tiny import ANN, cases, refused, saved, upload

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from maecho import InputError, Merged, Upload, UploadError, aggregate
 from maecho.upload import envelope, storage
-from maecho.upload.storage import Limits
+from maecho.upload.envelope import Limits
 from support import damage, mutations
 from support.tiny import ANN, refused, refused_input, same, saved, upload
 

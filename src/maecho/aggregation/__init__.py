@@ -92,7 +92,7 @@ def choose(
             options["model"] = model
     if device is not None and "device" in known_options:
         options["device"] = device
-    return name, dataclasses.replace(found, **options)
+    return name, dataclasses.replace(found, **options) if options else found
 
 
 def gathered_for(method: Method) -> frozenset[str]:

@@ -19,13 +19,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
-from maecho.aggregation.average import Mean
-from maecho.aggregation.method import Guide, assemble
+from maecho.aggregation.average import average
+from maecho.aggregation.method import Assembly, Guide, parts_of
 from maecho.errors import UploadError
-from maecho.linalg.symmetric import Total, add_into
+from maecho.linalg.means import as_working, has_mean
+from maecho.linalg.sums import Sums
+from maecho.network.layers import find
 from maecho.options import NOT_NEGATIVE, number, one_of
 from maecho.upload.merged import Merged
+from maecho.upload.parted import Parted
 from maecho.upload.upload import Upload
 
 
@@ -50,7 +54,7 @@ class AFL:
         different="the backbone must be shared",
         convolutions="yes",
         residual="yes",
-        cost="one solve; memory of one upload",
+        cost="one solve; memory of one layer of one upload",
         when="clients that share a frozen, pretrained backbone",
     )
 
@@ -66,32 +70,39 @@ class AFL:
         return frozenset({"gram", "targets"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean = Mean()
-        grams: dict[str, Total] = {}
-        targets = torch.zeros(())
-        for upload in uploads:
-            mean.add(upload)
-            if self.backbone == "shared":
-                _check_shared(mean.first, upload)
-            assert upload.head is not None  # an upload with targets has one
-            G = upload.statistics["gram"][upload.head]
-            add_into(grams, upload.head, G.held().total())
+        given = parts_of(uploads)
+        first, made = given[0], Assembly(given[0])
+        layer = find(first.layers, first.head)
+        assert layer is not None  # an upload with targets has a head
+        of_head = {layer.weight, layer.bias}
+        for name in first.listed:
+            if self.backbone == "shared" and name not in of_head and has_mean(first.listed[name]):
+                made.put(name, _shared(given, name))
+            else:
+                made.put(name, average(given, name))
+        sums, targets = Sums(), torch.zeros(())
+        for upload in given:
+            # Y_iᵀ X_i, projected on the directions that the Gram holds.
+            G = upload.statistics["gram"][layer.name]
+            sums.add(None, G.held())
             targets = targets + G.onto(upload.statistics["targets"].double().unsqueeze(0))
-        first, weights = mean.first, mean.weights()
-        (name, gram), *_ = grams.items()
-        if not gram.known:
-            return assemble(first, weights, {})
-        return assemble(first, weights, {name: gram.plus_identity(self.ridge * gram.mean_eigenvalue).divide(targets)})
+        gram = sums.gram
+        if gram.known:
+            solved = gram.plus_identity(self.ridge * gram.mean_eigenvalue).divide(targets)
+            made.put_matrix(layer, solved)
+        return made.result()
 
 
-def _check_shared(first: Upload, upload: Upload) -> None:
-    head: set[str | None] = {
-        p for layer in first.layers if layer.name == first.head for p in (layer.weight, layer.bias)
-    }
-    for name, tensor in first.weights.items():
-        if name not in head and tensor.is_floating_point() and not torch.equal(tensor, upload.weights[name]):
-            gap = float((tensor.double() - upload.weights[name].double()).abs().max())
+def _shared(uploads: Sequence[Parted], name: str) -> Tensor:
+    """The tensor that all clients share. Raises UploadError if one has another."""
+    first = uploads[0]
+    shared = first.weights[name]
+    for upload in uploads[1:]:
+        own = upload.weights[name]
+        if not torch.equal(shared, own):
+            gap = float((as_working(shared) - as_working(own)).abs().max())
             raise UploadError(
                 f"{upload.client}: afl needs a backbone that all clients share, so weight {name!r} must be as in "
                 f"{first.client}, got one that differs by {gap:.3g}; backbone='average' merges all the same"
             )
+    return shared

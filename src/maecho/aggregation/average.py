@@ -14,26 +14,32 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from maecho.aggregation.method import Guide, assemble
+from maecho.aggregation.method import Assembly, Guide, parts_of
 from maecho.errors import UploadError
-from maecho.linalg.symmetric import add_into
+from maecho.linalg.means import RunningMean, as_working, has_mean, pieces, working
+from maecho.network.layers import Layer
 from maecho.options import one_of
+from maecho.upload.cohort import in_memory
 from maecho.upload.merged import Merged
+from maecho.upload.parted import Parted
 from maecho.upload.upload import Upload
 
+Weighting = Literal["examples", "uniform"]
 HOLDS = 2
 """A client holds a class if it has at least this many examples of it. The release does not count a single example."""
 
 
 class Mean:
-    """A running mean of state_dicts, in float64. Whole numbers (counters) are those of the largest client."""
+    """A running mean of state_dicts. Whole numbers (counters) are those of the largest client."""
 
-    def __init__(self, weighting: Literal["examples", "uniform"] = "examples"):
+    def __init__(self, weighting: Weighting = "examples"):
         self.weighting = weighting
         self._first: Upload | None = None
-        self._sums: dict[str, Tensor] = {}
-        self._total = 0.0
+        self._running = RunningMean()
+        self._names: list[str] = []
+        self._whole: dict[str, Tensor] = {}
         self._largest = (0, "")
+        self._count = 0
 
     @property
     def first(self) -> Upload:
@@ -42,25 +48,84 @@ class Mean:
         return self._first
 
     def add(self, upload: Upload) -> None:
-        self._first = self._first or upload
-        p = upload.examples if self.weighting == "examples" else 1
-        # Of equally large clients the name decides, so that the result does not depend on the order of the clients.
-        largest = (upload.examples, upload.client) > self._largest
-        self._total += p
-        for name, tensor in upload.weights.items():
-            if tensor.is_floating_point():
-                add_into(self._sums, name, tensor.double() * p)
-            elif tensor.is_complex():
-                add_into(self._sums, name, tensor.to(torch.complex128) * p)
-            elif largest:
-                self._sums[name] = tensor
-        if largest:
-            self._largest = (upload.examples, upload.client)
+        if self._first is None:
+            self._first = upload
+            self._names = [name for name, tensor in upload.weights.items() if has_mean(tensor)]
+        self._count += 1
+        self._running.add([as_working(upload.weights[name]) for name in self._names], count_of(upload, self.weighting))
+        if size(upload) > self._largest:
+            self._largest = size(upload)
+            self._whole = {name: t for name, t in upload.weights.items() if not has_mean(t)}
 
     def weights(self) -> dict[str, Tensor]:
-        return {
-            name: t / self._total if t.is_floating_point() or t.is_complex() else t for name, t in self._sums.items()
-        }
+        """All means in float64 (or complex128), to go on with. Like `state`, in new memory."""
+        return {name: t.double() if t.is_floating_point() else t for name, t in self._found().items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """All means in the dtypes of the uploads."""
+        return {name: tensor.to(self.first.weights[name].dtype) for name, tensor in self._found().items()}
+
+    def _found(self) -> dict[str, Tensor]:
+        found = dict(zip(self._names, self._running.result()[0], strict=True)) if self._names else {}
+        # The mean of a single tensor is that tensor itself.
+        means = {name: tensor.to(tensor.dtype, copy=self._count == 1) for name, tensor in found.items()}
+        return {name: means[name] if name in means else self._whole[name].clone() for name in self.first.weights}
+
+
+def size(upload: Upload | Parted) -> tuple[int, str]:
+    """Of equally large clients the name decides, so that the result does not depend on the order of the clients."""
+    return upload.examples, upload.client
+
+
+def count_of(upload: Upload | Parted, weighting: Weighting = "examples") -> float:
+    """How much an upload counts in an average."""
+    return float(upload.examples) if weighting == "examples" else 1.0
+
+
+def shares(uploads: Sequence[Parted], weighting: Weighting = "examples") -> list[float]:
+    """The share of each client in an average: p_i."""
+    counts = [count_of(upload, weighting) for upload in uploads]
+    return [count / sum(counts) for count in counts]
+
+
+def average(uploads: Sequence[Parted], name: str, weighting: Weighting = "examples") -> Tensor:
+    """The mean of one tensor, at least in float32. Of whole numbers (counters): that of the largest client."""
+    if not has_mean(uploads[0].listed[name]):
+        return max(uploads, key=size).weights[name]
+    running = RunningMean()
+    for upload in uploads:
+        running.add([as_working(upload.weights[name])], count_of(upload, weighting))
+    return running.result()[0][0]
+
+
+def averages(held: Sequence[Upload], weighting: Weighting = "examples") -> dict[str, Tensor]:
+    """The means of all weights of uploads in memory, in their dtypes and in new memory.
+
+    A few numbers of all uploads are averaged together, which takes no memory beside the result's.
+    """
+    shares = [count_of(upload, weighting) for upload in held]
+    out = {name: torch.empty_like(tensor) for name, tensor in held[0].weights.items()}
+    means = {name: [out[name], *(upload.weights[name] for upload in held)] for name in out}
+    for name in [name for name, tensor in out.items() if not has_mean(tensor)]:
+        out[name].copy_(max(held, key=size).weights[name])
+        del means[name]
+    for together in pieces(means):
+        places = [piece.of(out[piece.name]) for piece in together]
+        ready = all(place.dtype is working(place.dtype) for place in places)
+        running = RunningMean(places if ready else None)
+        for upload, share in zip(held, shares, strict=True):
+            running.add([as_working(piece.of(upload.weights[piece.name])) for piece in together], share)
+        for place, found in zip(places, running.result()[0], strict=True):
+            if found is not place:
+                place.copy_(found)
+    return out
+
+
+def add_product(sums: dict[str, Tensor], name: str, tensor: Tensor, factor: float) -> None:
+    """sums[name] += factor · tensor, in float64 and without a copy of the tensor in float64."""
+    if name not in sums:
+        sums[name] = torch.zeros_like(tensor, dtype=torch.float64, memory_format=torch.contiguous_format)
+    sums[name].add_(tensor, alpha=factor)
 
 
 class ClassAwareHead:
@@ -69,12 +134,12 @@ class ClassAwareHead:
     A class that nobody holds keeps the average over all.
     """
 
-    def __init__(self, weighting: Literal["examples", "uniform"] = "uniform"):
+    def __init__(self, weighting: Weighting = "uniform"):
         self.weighting = weighting
         self._sum: Tensor | None = None
         self._weight: Tensor | None = None
 
-    def add(self, upload: Upload) -> None:
+    def add(self, upload: Upload | Parted) -> None:
         counts = upload.statistics.get("classes")
         if upload.head is None or counts is None:
             raise UploadError(
@@ -119,7 +184,7 @@ class FedAvg:
         when="as the baseline, or for models that are nearly alike",
     )
 
-    weighting: Literal["examples", "uniform"] = "examples"
+    weighting: Weighting = "examples"
     head: Literal["average", "class-aware"] = "average"
 
     def __post_init__(self) -> None:
@@ -131,15 +196,23 @@ class FedAvg:
         return frozenset({"classes"} if self.head == "class-aware" else ())
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean, head = Mean(self.weighting), ClassAwareHead(self.weighting)
-        for upload in uploads:
-            mean.add(upload)
-            if self.head == "class-aware":
+        given = parts_of(uploads)
+        made = Assembly(given[0])
+        held = in_memory(uploads)
+        for name, tensor in averages(held, self.weighting).items() if held else ():
+            made.put(name, tensor, own=True)
+        for name in given[0].listed if not held else ():
+            made.put(name, average(given, name, self.weighting))
+        if self.head == "class-aware":
+            head = ClassAwareHead(self.weighting)
+            for upload in given:
                 head.add(upload)
-        first, weights = mean.first, mean.weights()
-        if self.head == "average":
-            return assemble(first, weights, {})
-        layer = next(layer for layer in first.layers if layer.name == first.head)
-        merged = assemble(first, weights, {layer.name: head.matrix(layer.matrix(weights))})
-        merged.averaged = tuple(first.model_names(first.weights))
-        return merged
+            layer = next(layer for layer in given[0].layers if layer.name == given[0].head)
+            made.put_matrix(layer, head.matrix(layer_average(given, layer, self.weighting)), silent=True)
+        return made.result()
+
+
+def layer_average(uploads: Sequence[Parted], layer: Layer, weighting: Weighting = "examples") -> Tensor:
+    """The mean of a layer's matrix [W b] over all uploads, in float64."""
+    names = [name for name in (layer.weight, layer.bias) if name is not None]
+    return layer.matrix({name: average(uploads, name, weighting).double() for name in names})

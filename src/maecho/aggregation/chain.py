@@ -18,6 +18,7 @@ from torch import nn
 
 from maecho import devices
 from maecho.aggregation.method import Guide
+from maecho.alignment.skeleton import skeleton
 from maecho.echo.fit import Head, Regression
 from maecho.echo.server import RelayServer
 from maecho.echo.simulated import Drawing
@@ -27,7 +28,6 @@ from maecho.statistics import INPUTS
 from maecho.synthesis.pseudo import Noise, PseudoInputs
 from maecho.upload.cohort import Cohort
 from maecho.upload.merged import Merged
-from maecho.upload.skeleton import skeleton
 from maecho.upload.upload import Upload
 
 

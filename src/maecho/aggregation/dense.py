@@ -23,6 +23,7 @@ from torch.nn import functional
 from maecho import devices
 from maecho.aggregation.average import Mean
 from maecho.aggregation.method import Guide, assemble
+from maecho.alignment.skeleton import skeleton
 from maecho.errors import InputError, UploadError
 from maecho.network.packed.twin import twin_of
 from maecho.options import NOT_NEGATIVE, POSITIVE, number, one_of
@@ -31,7 +32,6 @@ from maecho.randomness import global_seed
 from maecho.synthesis.generator import NOISE, Generator, Standardised, Teachers, boundary_support, divergence, logits
 from maecho.upload.cohort import Cohort
 from maecho.upload.merged import Merged
-from maecho.upload.skeleton import skeleton
 from maecho.upload.upload import Upload
 
 GENERATOR_RATE, GENERATOR_BETAS = 1e-3, (0.5, 0.999)

@@ -21,9 +21,9 @@ from maecho.aggregation.method import Guide, assemble
 from maecho.aggregation.units import common_units
 from maecho.errors import InputError
 from maecho.linalg.grams import in_terms_of, in_terms_of_one, in_unit, mean_of_data
-from maecho.linalg.iteration import Coefficients, Iterates, iterates
-from maecho.linalg.limits import Limit, largest_step
 from maecho.linalg.spectra import Spectrum, projector
+from maecho.linalg.steps.iteration import Coefficients, Iterates, iterates
+from maecho.linalg.steps.limits import Limit, largest_step
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer
 from maecho.options import POSITIVE, number, one_of

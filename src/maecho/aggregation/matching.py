@@ -35,6 +35,7 @@ from torch import Tensor
 from maecho.aggregation.method import Guide
 from maecho.alignment.transport import Alignment, rows_of
 from maecho.errors import InputError
+from maecho.linalg.means import has_mean
 from maecho.network.spaces import Space, carry
 from maecho.options import POSITIVE, number, one_of
 from maecho.upload.merged import Merged
@@ -203,10 +204,10 @@ class FedMA(Alignment):
         prior = (self.sigma / self.sigma0) ** 2 if self.estimate == "map" and len(uploads) > 1 else 0.0
         out = {}
         for name, like in largest.items():
-            if not like.is_floating_point():
+            if not has_mean(like):
                 out[name] = like.clone()
                 continue
-            total = sum(own[name].double() for own in weights)
+            total = sum(own[name].to(torch.promote_types(like.dtype, torch.float64)) for own in weights)
             count = sum(there[name] for there in present)
             assert isinstance(total, Tensor)
             assert isinstance(count, Tensor)

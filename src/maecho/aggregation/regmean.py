@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from maecho.aggregation.average import Mean
-from maecho.aggregation.method import Guide, assemble
-from maecho.linalg.symmetric import Total, add_into
+from maecho.aggregation.average import add_product, average, shares
+from maecho.aggregation.method import Assembly, Guide, parts_of
+from maecho.linalg.sums import Sums
 from maecho.options import NOT_NEGATIVE, number
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload
@@ -39,7 +39,7 @@ class RegMean:
         different="yes",
         convolutions="yes",
         residual="yes",
-        cost="one solve a layer; memory of one upload",
+        cost="one solve a layer; memory of one layer of one upload",
         when="first, if the server does not have the network itself",
     )
 
@@ -55,20 +55,20 @@ class RegMean:
         return frozenset({"gram"})
 
     def __call__(self, uploads: Sequence[Upload]) -> Merged:
-        mean = Mean()
-        grams: dict[str, Total] = {}
-        products: dict[str, Tensor] = {}
-        for upload in uploads:
-            mean.add(upload)
-            for layer in upload.layers:
-                G = upload.statistics["gram"][layer.name].total().shrunk(self.shrink)
-                add_into(products, layer.name, G.after(layer.matrix(upload.weights).double()))
-                add_into(grams, layer.name, G)
-        first, weights = mean.first, mean.weights()
-        merged = {}
-        for layer in first.layers:
-            G, average = grams[layer.name], layer.matrix(weights)
-            gap = products[layer.name] - G.after(average)
-            merged[layer.name] = average + G.plus_identity(self.ridge * G.mean_eigenvalue).divide(gap)
-        silent = [name for name, G in grams.items() if not G.known]
-        return assemble(first, weights, merged, silent)
+        given = parts_of(uploads)
+        made = Assembly(given[0])
+        of_layers = {part for layer in given[0].layers for part in (layer.weight, layer.bias)}
+        for name in given[0].listed:
+            if name not in of_layers:
+                made.put(name, average(given, name))
+        for layer in given[0].layers:
+            sums, mean = Sums(self.shrink), dict[str, Tensor]()
+            for upload, p in zip(given, shares(given), strict=True):
+                W = layer.matrix(upload.weights)
+                sums.add(W, upload.statistics["gram"][layer.name])
+                add_product(mean, layer.name, W, p)
+            G, W = sums.gram, mean[layer.name]
+            gap = sums.product - G.after(W)
+            merged = W + G.plus_identity(self.ridge * G.mean_eigenvalue).divide(gap)
+            made.put_matrix(layer, merged, silent=not G.known)
+        return made.result()

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
 
+from maecho.aggregation.method import parts_of
 from maecho.linalg.grams import CommonUnit
 from maecho.upload.upload import Upload
 
 
 def common_units(
-    uploads: Iterable[Upload], weighting: Literal["examples", "uniform"] = "examples"
+    uploads: Sequence[Upload], weighting: Literal["examples", "uniform"] = "examples"
 ) -> dict[str, Tensor | None]:
     """Name of a layer -> the root mean square of the clients' inputs of it; None if it has no bias.
 
-    This reads every upload once. Files are read again when they are merged.
+    This reads the Grams of layers with a bias once, one after another, and nothing else. They are read again when they
+    are merged.
     """
-    found: dict[str, CommonUnit] = {}
-    for upload in uploads:
-        for name, G in upload.statistics["gram"].items():
-            found.setdefault(name, CommonUnit(weighting)).add(G)
+    given = parts_of(uploads)
+    found: dict[str, CommonUnit] = {layer.name: CommonUnit(weighting) for layer in given[0].layers}
+    for layer in given[0].layers:
+        for upload in given if layer.bias is not None else ():
+            found[layer.name].add(upload.statistics["gram"][layer.name])
     return {name: common.unit for name, common in found.items()}

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from maecho import devices
 from maecho.alignment.responses import Responses, common_inputs
+from maecho.alignment.skeleton import skeleton
 from maecho.errors import InputError, UploadError
 from maecho.network.layers import Layer
 from maecho.network.packed.twin import twin_of
@@ -31,7 +32,6 @@ from maecho.network.tracing import proven
 from maecho.options import POSITIVE, number, one_of
 from maecho.statistics import INPUTS, STATISTICS
 from maecho.upload.cohort import Cohort
-from maecho.upload.skeleton import skeleton
 from maecho.upload.upload import Upload
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from maecho.aggregation import METHODS, aggregate
+from maecho.alignment.skeleton import NoNetworkError
 from maecho.cli import console, factories, values
 from maecho.cli.options import Data, Force, Json, Model
 from maecho.errors import InputError
 from maecho.evaluation import Ensemble, evaluate
 from maecho.lab.report.tables import ladders
-from maecho.upload.skeleton import NoNetworkError
 from maecho.upload.upload import Upload
 
 

@@ -1,13 +1,15 @@
 """The client's half of echo-relay: a trained model and its data, which answer the server's questions.
 
 The server asks for the sums of one stage of the network, and sends the merged weights of all stages before it. The
-client passes over its data once, forward only, and answers. It remembers nothing from one question to the next, so it
-may miss any of them. (With privacy it remembers what it has released so far.)
+client passes over its data once, forward only, and answers. No answer depends on earlier ones, so it may miss any of
+them. What it has computed for a stage it keeps for the next, if memory allows. (With privacy it remembers what it has
+released so far.)
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +22,7 @@ from maecho import devices
 from maecho.echo.ledger import PrivacyLedger
 from maecho.echo.messages import Answer, Opening, Question, units_named
 from maecho.echo.observation import observe
+from maecho.echo.replay.replay import Replay
 from maecho.echo.totals import totals_of
 from maecho.echo.wire import own_memory
 from maecho.errors import InputError, text_of
@@ -53,6 +56,8 @@ class RelayClient:
             not stop. With privacy it is refused, since noise protects single examples, and leaving out would not.
         inputs, labels, outputs: functions that find the inputs and the labels in a batch, and the scores in what the
             model returns, if the usual rules do not (docs/batches.md).
+        merged: a network of the same architecture to load merged weights into. By default a copy of the model.
+        replay: keeps what was computed at earlier stages, up to 1 GiB by default. Nothing depends on it but time.
     """
 
     @devices.outside_inference
@@ -70,6 +75,8 @@ class RelayClient:
         inputs: Read | None = None,
         labels: Read | None = None,
         outputs: Read | None = None,
+        merged: nn.Module | None = None,
+        replay: Replay | None = None,
     ):
         if isinstance(batches, Iterator):
             raise InputError(
@@ -84,7 +91,9 @@ class RelayClient:
             self._reader = Reader(model, client, Reading(inputs, labels, outputs))
         except InputError as error:
             raise InputError(f"{client}: {error}") from error
-        self._merged = copy.deepcopy(self._own)
+        self._merged = copy.deepcopy(self._own) if merged is None else merged
+        self._replay = replay or Replay()
+        self._settled: frozenset[str] = frozenset()
         self._aliases = read(self._own).aliases
         self._plan = plan
         if minimum is not None:
@@ -121,13 +130,18 @@ class RelayClient:
         if question.opening:
             return self._open()
         try:
-            units = units_named(question.units, network(self._own))
+            units = units_named(question.units, self._units)
         except InputError as error:
             raise InputError(f"{self.client}: {error}") from error
         return self._sums(units, question.head)
 
+    @functools.cached_property
+    def _units(self) -> dict[str, Unit]:
+        return network(self._own)
+
     def _load(self, weights: Mapping[str, Tensor]) -> None:
-        state = self._own.state_dict()
+        state, before = self._own.state_dict(), self._merged.state_dict()
+        changed = not self._settled <= weights.keys()
         for name, tensor in weights.items():
             if name not in state or state[name].shape != tensor.shape:
                 expected = tuple(state[name].shape) if name in state else "no such weight"
@@ -136,8 +150,11 @@ class RelayClient:
                     f"{tuple(tensor.shape)}"
                 )
             state[name] = tensor
+            changed = changed or (name in self._settled and not torch.equal(before[name], tensor.to(before[name])))
         state |= {alias: state[kept] for alias, kept in self._aliases.items()}
         self._merged.load_state_dict(state)
+        self._settled = frozenset(weights)
+        self._replay.begin(self._own, self._units.values(), self._settled, changed)
 
     def _open(self) -> Answer:
         """Answer the first question: how the network runs, the weights that are only averaged, and the sums of the
@@ -231,6 +248,7 @@ class RelayClient:
             limit=None if ledger is None else ledger.privacy.factor,
             minimum=self._minimum,
             progress=self._progress,
+            replay=self._replay,
         )
         self._tell(observed.withheld, units)
         examples, sums = float(observed.examples), observed.units
@@ -252,7 +270,7 @@ class RelayClient:
                 )
 
     def _classes(self, head: str) -> int:
-        units = network(self._own)
+        units = self._units
         if head not in units:
             raise InputError(f"{self.client}: the server's last layer is {head!r}, one that this network does not have")
         return units[head].layer.shape(self._own.state_dict())[1]

@@ -6,6 +6,7 @@ h is the merged network's input to a unit. z is the output of the client's own u
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from maecho import devices
+from maecho.echo.replay.replay import Replay
 from maecho.echo.totals import ByClass, UnitSums
 from maecho.echo.withheld.carriers import Carriers, Kept
 from maecho.errors import InputError
+from maecho.linalg.sums import square
 from maecho.network import kinds
 from maecho.network.attention import slow_path
 from maecho.network.batches.labels import NO_LABELS, complaint
@@ -70,6 +73,7 @@ def observe(
     limit: Limit | None = None,
     minimum: int | None = None,
     progress: bool | None = None,
+    replay: Replay | None = None,
 ) -> Observed:
     """Pass over a client's data once and sum up.
 
@@ -87,9 +91,10 @@ def observe(
         limit: limits what one example can add, for privacy.
         minimum: so many examples must carry every input and every class. Others are left out, as if they were 0.
         progress: a progress bar: True, False, or None for one on a terminal if it takes long.
+        replay: keeps what earlier passes have computed. None: everything is computed.
     """
     found: dict[str, UnitSums] = {}
-    pair = _OwnAndMerged(own, merged, units, calls or {})
+    pair = _OwnAndMerged(own, merged, units, calls or {}, replay)
     total, labelled = 0, True
     carriers = None if minimum is None else Carriers(minimum)
     reader = reader or Reader(own, client)
@@ -221,7 +226,7 @@ def _sums(
         centred = t[0] - t[0].mean(-1, keepdim=True)
         squares = torch.stack([t[0].square().sum(), centred.square().sum()])
         by_class = ByClass(y.T @ h[0], y.sum(0), y.T @ t[0], squares)
-    return UnitSums(h.mT @ h, t.mT @ h, by_class)
+    return UnitSums(square(h.mT), t.mT @ h, by_class)
 
 
 def _factor(limit: Limit, h: Tensor, t: Tensor, examples: int) -> Tensor:
@@ -244,8 +249,11 @@ def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
 class _OwnAndMerged(nn.Module):
     """Runs a client's network and the merged one on the same inputs, up to the end of a stage."""
 
-    def __init__(self, own: nn.Module, merged: nn.Module, units: Sequence[Unit], calls: Mapping[str, int]):
+    def __init__(
+        self, own: nn.Module, merged: nn.Module, units: Sequence[Unit], calls: Mapping[str, int], replay: Replay | None
+    ):
         super().__init__()
+        self.replay = replay
         self.own, self.merged = own, merged
         self.units, self.calls = units, calls
 
@@ -267,9 +275,13 @@ class _OwnAndMerged(nn.Module):
 
         if not self.units:
             return _Seen(outputs, inputs)
-        with slow_path(), ending_early(), watching(self.own, ends, after=leave):
+        skipping: list[contextlib.AbstractContextManager[None]] = [contextlib.nullcontext()] * 2
+        if self.replay is not None:
+            self.replay.enter(self.own, given)
+            skipping = [self.replay.own(self.own), self.replay.merged(self.merged)]
+        with slow_path(), ending_early(), watching(self.own, ends, after=leave), skipping[0]:
             call(self.own, given, device)
-        with slow_path(), ending_early(), watching(self.merged, starts, before=enter):
+        with slow_path(), ending_early(), watching(self.merged, starts, before=enter), skipping[1]:
             call(self.merged, given, device)
         return _Seen(outputs, inputs)
 

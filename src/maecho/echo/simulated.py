@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from maecho import devices
 from maecho.echo.client import RelayClient
 from maecho.echo.messages import Answer
+from maecho.echo.replay.kept import Budget
+from maecho.echo.replay.replay import Replay
 from maecho.network.batches.reading import Read, Reader, Reading
 from maecho.network.packed.twin import copied
 from maecho.network.stages import Plan
 from maecho.network.units import Unit
 from maecho.options import number, one_of
 from maecho.synthesis.correction import Correction
-from maecho.synthesis.pseudo import NOISES, Noise, PseudoInputs, seed_for
+from maecho.synthesis.pseudo import NOISES, Drawn, Noise, PseudoInputs, seed_for
 from maecho.upload.cohort import Cohort, Source
 
 MAP_MEMORY = 2**30
@@ -66,17 +68,35 @@ class SimulatedClient(RelayClient):
     def __init__(
         self,
         model: nn.Module,
-        inputs: PseudoInputs,
+        inputs: PseudoInputs | Drawn,
         client: str,
         plan: Plan | None,
         correction: Correction | None,
         progress: bool | None,
         outputs: Read | None = None,
+        merged: nn.Module | None = None,
+        replay: Replay | None = None,
     ):
-        super().__init__(model, inputs if correction is None else correction, client, plan=plan, progress=progress)
+        batches = inputs if correction is None else correction
+        super().__init__(model, batches, client, plan=plan, progress=progress, merged=merged, replay=replay)
         # Labels of an upload are classes, or it is damaged.
         self._reader = Reader(model, client, Reading(outputs=outputs), strict=True)
         self._correction = correction
+
+    @property
+    def merged_network(self) -> nn.Module:
+        """The network that merged weights are loaded into. Several clients can share one."""
+        return self._merged
+
+    @property
+    def feature_map(self) -> Tensor | None:
+        """The map M of the correction, once it is fitted."""
+        return None if self._correction is None else self._correction.feature_map
+
+    def forget_map(self) -> None:
+        """Fit M anew at the next stage."""
+        if self._correction is not None:
+            self._correction.feature_map = None
 
     def _sums(self, units: Sequence[Unit], head: str | None) -> Answer:
         if self._correction is None or not self._all_behind(self._correction.layer, units):
@@ -112,6 +132,9 @@ class SimulatedClients:
         self._outputs = outputs
         self._plan: Plan | None = None
         self._feature_maps: dict[str, Tensor] = {}
+        self._budget = Budget()
+        self._clients: dict[int, SimulatedClient] = {}
+        self._merged: nn.Module | None = None
 
     def __len__(self) -> int:
         return len(self._cohort)
@@ -127,31 +150,51 @@ class SimulatedClients:
         return self._plan or next(iter(self)).plan
 
     def __iter__(self) -> Iterator[SimulatedClient]:
+        """The clients, one after the other. Those that fit into memory are kept from pass to pass."""
+        for at in range(len(self._cohort)):
+            client = self._clients.get(at) or self._made(at)
+            self._plan = client.plan
+            yield client
+            feature_map = client.feature_map
+            if feature_map is not None and feature_map.nbytes * len(self._cohort) <= MAP_MEMORY:
+                self._feature_maps[client.client] = feature_map
+            else:
+                client.forget_map()
+
+    def _made(self, at: int) -> SimulatedClient:
         # A network of several dtypes casts inside, so it takes float32.
         dtypes = {p.dtype for p in self._model.parameters() if p.is_floating_point()} or {torch.float32}
         dtype = dtypes.pop() if len(dtypes) == 1 else devices.float32_or_finer(self._model.parameters())
-        everyone = sum(self._cohort.examples)
-        for upload in self._cohort:
-            self._model.load_state_dict(upload.state_dict())
-            inputs = PseudoInputs(
-                upload.statistics["moments"],
-                round(self.drawing.draws * upload.examples / everyone),
-                self.drawing.chunk,
-                seed_for(self.drawing.seed, upload.client),
-                dtype,
-                self.drawing.noise,
-            )
-            features = upload.statistics.get("features", {}) if self.drawing.features else {}
-            correction = None
-            for layer, found in features.items():
-                own = seed_for(self.drawing.seed, f"features of {upload.client}")
-                known = self._feature_maps.get(upload.client)
-                correction = Correction(inputs, layer, found, own, self._ridge, known, self._progress)
-            client = SimulatedClient(
-                self._model, inputs, upload.client, self._plan, correction, self._progress, self._outputs
-            )
-            self._plan = client.plan
-            yield client
-            feature_map = None if correction is None else correction.feature_map
-            if feature_map is not None and feature_map.nbytes * len(self._cohort) <= MAP_MEMORY:
-                self._feature_maps[upload.client] = feature_map
+        upload = self._cohort[at]
+        self._model.load_state_dict(upload.state_dict())
+        inputs = PseudoInputs(
+            upload.statistics["moments"],
+            round(self.drawing.draws * upload.examples / sum(self._cohort.examples)),
+            self.drawing.chunk,
+            seed_for(self.drawing.seed, upload.client),
+            dtype,
+            self.drawing.noise,
+        )
+        keep = self._budget.take(upload.bytes() + inputs.bytes)
+        drawn = Drawn(inputs) if keep else inputs
+        features = upload.statistics.get("features", {}) if self.drawing.features else {}
+        correction = None
+        for layer, found in features.items():
+            own = seed_for(self.drawing.seed, f"features of {upload.client}")
+            known = self._feature_maps.get(upload.client)
+            correction = Correction(inputs, layer, found, own, self._ridge, known, self._progress, drawn)
+        client = SimulatedClient(
+            self._model,
+            drawn,
+            upload.client,
+            self._plan,
+            correction,
+            self._progress,
+            self._outputs,
+            self._merged,
+            Replay(self._budget),
+        )
+        self._merged = client.merged_network
+        if keep:
+            self._clients[at] = client
+        return client

@@ -7,6 +7,7 @@ leading axis of groups, so that one formula serves all layers. Its length is 1 f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -243,14 +244,17 @@ class Spectrum:
             wrong = wrong or eigenvalue_complaint(self.rest, largest)
         if wrong or self.rank == 0:
             return wrong
+        # Float32 is much finer than the tolerance. A product that it cannot hold is not orthonormal either.
+        dtype = torch.promote_types(self.basis.dtype, torch.float32)
         probe = torch.randn(self.rank, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        probe = probe.to(self.values.device)
+        probe = probe.to(self.basis.device, dtype)
         # The direction of an eigenvalue 0 does not matter, unless it is kept apart from a rest.
         used = self.values > 0 if self.rest is None else (self.values > 0) | (self.rest > 0).unsqueeze(-1)
         groups = max(1, AT_ONCE // (self.width * self.rank))
         pairs = zip(used.split(groups), self.basis.split(groups), strict=True)
-        error = max(_off_orthonormal(some, basis, probe) for some, basis in pairs)
-        if error > TOLERANCE * 10:
+        errors = [_off_orthonormal(some, basis, probe) for some, basis in pairs]
+        error = max(errors) if all(math.isfinite(one) for one in errors) else math.inf
+        if not error <= TOLERANCE * 10:
             return f"given by orthonormal eigenvectors, got UᵀU off by {error:.3g}"
         return None
 
@@ -261,7 +265,7 @@ def _off_orthonormal(used: Bool[Tensor, "g r"], basis: Float[Tensor, "g d r"], p
     wanted = probe * used
     found = torch.zeros_like(wanted)
     for rows in basis.split(max(1, AT_ONCE // (len(basis) * len(probe))), dim=1):
-        U = rows.double()
+        U = rows.to(probe)
         found += U.mT @ (U @ wanted)
     return float((found - wanted).abs().where(used, found.new_zeros(1)).max())
 

@@ -2,7 +2,7 @@
 
 Units whose inputs do not depend on each other form one stage. Other weights show the dependencies: all weights that are
 not final yet are shaken, in a copy. If the input of a unit is the same as before, the unit depends on final weights
-alone. This takes three forward passes for each stage. It works for every network that runs, also for one that would not
+alone. This takes a few forward passes for each stage. It works for every network that runs, also for one that would not
 run on NaN.
 """
 
@@ -29,6 +29,7 @@ from maecho.network.hooks import watching
 from maecho.network.layers import read
 from maecho.network.units import Unit, is_fitted, matrices, network
 from maecho.network.verified import factors, misread
+from maecho.randomness import seed_of
 
 SHAKES = 4
 """So many other weights are tried. One alone may leave a unit's inputs as they were, behind an activation that is 0. So
@@ -111,6 +112,9 @@ class _Runner:
         self.followers: dict[str, str] = {}
         """Layer -> the BatchNorm whose input is the layer's own output, unchanged."""
         self.output: Any = None
+        self._unshaken: dict[str, list[Tensor]] | None = None
+        self._shaken: dict[tuple[int, str], Tensor] = {}
+        """Other weights. Making them anew for every stage would take longer than the passes."""
         self._parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self._watched = [name for unit in network(model).values() for name in unit.modules]
 
@@ -120,17 +124,25 @@ class _Runner:
         OUTPUT is among them if the output of the network changes. Without parameters to shake, they are the modules
         whose inputs are not finite.
         """
-        before = self._pass(cleaned)
+        if not shaken or cleaned or self._unshaken is None:
+            before = self._pass(cleaned)
+            if not cleaned:
+                self._unshaken = before
+        else:
+            before = self._unshaken
         if not shaken:
             return {name for name, seen in before.items() if not all(is_finite(x) for x in seen)}
         state = self.model.state_dict()
         kept = {name: state[name].clone() for name in shaken if state[name].is_floating_point()}
         found: set[str] = set()
         for seed in range(SHAKES):
-            generator = torch.Generator().manual_seed(seed // 2)
             try:
                 for name, tensor in kept.items():
-                    state[name].copy_(_shaken(tensor, name in self._parameters, generator, (-1) ** seed))
+                    parameter, key = name in self._parameters, (seed // 2, name)
+                    if key not in self._shaken:
+                        generator = torch.Generator().manual_seed(seed_of(f"{key[0]}/{name}"))
+                        self._shaken[key] = _shaken(tensor, parameter, generator)
+                    state[name].copy_((-1) ** seed * self._shaken[key] if parameter else self._shaken[key])
                 after = self._pass(cleaned)
             finally:
                 for name, tensor in kept.items():
@@ -167,13 +179,13 @@ class _Runner:
         return seen
 
 
-def _shaken(tensor: Tensor, parameter: bool, generator: torch.Generator, sign: int) -> Tensor:
+def _shaken(tensor: Tensor, parameter: bool, generator: torch.Generator) -> Tensor:
     """Other numbers of the same size. Buffers keep their signs, since one may be a variance."""
     factor = 1 + torch.rand(tensor.shape, generator=generator).to(tensor)
     if not parameter:
         return factor * tensor
     size = float(tensor.abs().mean()) if tensor.numel() else 0.0
-    return sign * max(size, 0.1) * torch.randn(tensor.shape, generator=generator).to(tensor)
+    return max(size, 0.1) * torch.randn(tensor.shape, generator=generator).to(tensor)
 
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -47,23 +47,29 @@ class FisherDiagonal(Statistic):
 
     def check(self, value: Any, carrier: Carrier) -> Any:
         """Every layer must have one, other parameters may. Each must have its weight's shape and not be negative."""
+        self.check_names(value.keys(), carrier)
+        return {name: self.check_part(name, found, carrier) for name, found in value.items()}
+
+    def check_names(self, names: Collection[str], carrier: Carrier) -> None:
         client, weights = carrier.client, carrier.weights
         for name in (part for layer in carrier.layers for part in (layer.weight, layer.bias)):
-            if name is not None and name not in value:
+            if name is not None and name not in names:
                 raise UploadError(f"{client}: fisher must have a tensor for {name!r}, got none")
-        for name, found in value.items():
-            what = f"{client}: fisher of {name!r}"
+        for name in names:
             if name not in weights or not weights[name].is_floating_point():
                 raise UploadError(f"{client}: fisher must be of parameters of the network, got one for {name!r}")
-            if not isinstance(found, Tensor) or found.shape != weights[name].shape:
-                got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                raise UploadError(f"{what} must have its weight's shape {tuple(weights[name].shape)}, got {got}")
-            check_real(what, found)
-            if not is_finite(found):
-                raise UploadError(f"{what} must be finite, got NaN or infinity")
-            if found.numel() and float(found.min()) < 0:
-                raise UploadError(f"{what} must not be negative, got {float(found.min()):.3g}")
-        return value
+
+    def check_part(self, name: str, part: Any, carrier: Carrier) -> Any:
+        what, shape = f"{carrier.client}: fisher of {name!r}", carrier.weights[name].shape
+        if not isinstance(part, Tensor) or part.shape != shape:
+            got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            raise UploadError(f"{what} must have its weight's shape {tuple(shape)}, got {got}")
+        check_real(what, part)
+        if not is_finite(part):
+            raise UploadError(f"{what} must be finite, got NaN or infinity")
+        if part.numel() and float(part.min()) < 0:
+            raise UploadError(f"{what} must not be negative, got {float(part.min()):.3g}")
+        return part
 
     def moved(self, value: Any, carrier: Carrier, move: Move) -> Any:
         out = dict(value)

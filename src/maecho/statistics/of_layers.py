@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from maecho.errors import InputError, UploadError
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal
-from maecho.network.layers import Layer
+from maecho.network.layers import Layer, find
 from maecho.network.spaces import Move
 from maecho.statistics.parts import MATRICES, check_real
 from maecho.statistics.statistic import Carrier, Statistic
@@ -37,22 +37,22 @@ class OfLayers(Statistic):
 
         A plain d by d matrix is brought into factored form.
         """
-        by_name = {layer.name: layer for layer in carrier.layers}
+        self.check_names(value.keys(), carrier)
+        return {name: self.check_part(name, matrix, carrier) for name, matrix in value.items()}
+
+    def check_names(self, names: Collection[str], carrier: Carrier) -> None:
+        known = {layer.name for layer in carrier.layers}
         what = f"{carrier.client}: {self.name}"
-        for name in sorted(by_name.keys() ^ value.keys()):
-            if name in by_name:
+        for name in sorted(known ^ set(names)):
+            if name in known:
                 raise UploadError(f"{what} must have a matrix for {name!r}, got none")
             raise UploadError(f"{what} must be of layers of the network, got a matrix for {name!r}")
-        return {
-            name: check_matrix(
-                f"{what} of {name!r}",
-                matrix,
-                *self._shape(by_name[name], carrier),
-                self.largest,
-                self.with_constant and by_name[name].bias is not None,
-            )
-            for name, matrix in value.items()
-        }
+
+    def check_part(self, name: str, part: Any, carrier: Carrier) -> Any:
+        layer = find(carrier.layers, name)
+        assert layer is not None  # `check_names` has seen to that
+        what, constant = f"{carrier.client}: {self.name} of {name!r}", self.with_constant and layer.bias is not None
+        return check_matrix(what, part, *self._shape(layer, carrier), self.largest, constant)
 
     def _shape(self, layer: Layer, carrier: Carrier) -> tuple[int, int, bool]:
         """The number of groups, the width, and whether the matrix is a diagonal."""

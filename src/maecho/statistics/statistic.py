@@ -7,7 +7,7 @@ uploaded, read, checked, cut, moved and printed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -153,6 +153,17 @@ class Statistic(ABC):
     def check(self, value: Any, carrier: Carrier) -> Any:
         """The value in the form that an upload holds. Raises UploadError, with the client's name, if it is unsound."""
         return value
+
+    def check_names(self, names: Collection[str], carrier: Carrier) -> None:
+        """Raise UploadError unless a mapping may have parts of these names, and must have no others. A statistic with
+        `by_name` whose parts are read one at a time has this check and the next, and builds `check` from both."""
+        raise TypeError(f"{self.name} must be read as a whole")
+
+    def check_part(self, name: str, part: Any, carrier: Carrier) -> Any:
+        """The part of this name in the form that an upload holds. Raises UploadError if it is unsound."""
+        if self.by_name:
+            raise TypeError(f"{self.name} must be read as a whole")
+        return self.check(part, carrier)
 
     def warnings(self, value: Any, carrier: Carrier) -> list[str]:
         """Sentences that the sender should read before sending."""

@@ -14,7 +14,7 @@ than fitting the layers, and with more draws it needs less ridge.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ class Correction:
         ridge: the ridge of the layers, as in Regression.
         feature_map: M, if it is known already.
         progress: whether to show a bar while M is fitted.
+        batches: the drawn inputs, if somebody keeps them. By default they are drawn anew in every pass.
     """
 
     def __init__(
@@ -63,20 +64,21 @@ class Correction:
         ridge: float,
         feature_map: Float[Tensor, "d d"] | None = None,
         progress: bool | None = False,
+        batches: Iterable[tuple[Tensor, Tensor | None]] | None = None,
     ):
         self.layer, self.feature_map = layer, feature_map
         self._inputs, self._features, self._seed, self._ridge = inputs, features, seed, ridge
         self._groups = {label: k for k, label in enumerate(features.classes.tolist())}
         self._rng = torch.Generator()
         self._label = NO_CLASS
-        self._progress = progress
+        self._progress, self._batches = progress, batches
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         self._rng.manual_seed(self._seed)
-        for x, labels in self._inputs:
+        for x, labels in self._inputs if self._batches is None else self._batches:
             self._label = NO_CLASS if labels is None else int(labels[0])  # a chunk is of one class
             yield x, labels
 

@@ -6,7 +6,7 @@ Each class k (or each Gaussian of a class) gets draws in proportion to its count
 variance along the directions that were cut off. ξ is white, and every entry of ζ has variance 1. Both are Gaussian. For
 images they may come from white noise with edges w (see leaves.py): then ξ = Uᵀw, and ζ is the rest of w, rescaled.
 
-Inputs are drawn in chunks. They are drawn anew in every pass, with the same result, so none is kept in memory.
+Inputs are drawn in chunks. They can be drawn anew in every pass, with the same result. `Drawn` keeps them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ class PseudoInputs:
         total = sum(given)
         return [max(1, round(self.draws * count / total)) for count in given]
 
+    @property
+    def bytes(self) -> int:
+        """The size of all inputs together."""
+        return sum(self.counts()) * math.prod(self.moments.shape) * self.dtype.itemsize
+
     def __len__(self) -> int:
         """The number of chunks."""
         return sum(len(_sizes(count, self.chunk)) for count in self.counts())
@@ -73,6 +78,27 @@ class PseudoInputs:
             for size in _sizes(count, self.chunk):
                 x = draw(m, k, size, rng, self.dtype, self.noise)
                 yield x, None if label == NO_CLASS else torch.full((size,), label, device=x.device)
+
+
+class Drawn:
+    """Inputs that are drawn in the first pass over them, and kept for the next."""
+
+    def __init__(self, inputs: PseudoInputs):
+        self._inputs = inputs
+        self._kept: list[tuple[Tensor, Tensor | None]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        found = []
+        for batch in self._inputs:
+            found.append(batch)
+            yield batch
+        self._kept = found
 
 
 def draw(

@@ -1,8 +1,8 @@
 """Uploads that are merged together: they are checked against each other, and read one at a time.
 
 A file is opened when its turn comes and closed before the next. So a method that only sums needs the memory of one
-file, however many there are. A file that changes after its header was first read is refused. If a device is given, each
-upload is moved there when its turn comes.
+file, however many there are, and that of one layer if it reads part by part. A header is read and checked once. A file
+that changes after that is refused. If a device is given, each upload is moved there when its turn comes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import torch
 
 from maecho import devices
 from maecho.errors import UploadError
-from maecho.upload.header import not_sent
-from maecho.upload.upload import Upload, read, read_header
+from maecho.upload import storage
+from maecho.upload.header import Header, not_sent
+from maecho.upload.parted import Parted
+from maecho.upload.upload import Upload, of_file, unread
 
 Source = Upload | str | Path
 
@@ -42,16 +44,15 @@ class Cohort(Sequence[Upload]):
     ):
         if isinstance(sources, Upload | str | Path):
             sources = [sources]
-        self._sources = list(sources)
+        self._sources: list[Any] = list(sources)
         self._needs, self._uses = frozenset(needs), frozenset(uses)
         self.device = None if device is None else devices.find(device)
         """Where uploads are moved to. None: each stays where it is."""
         if not self._sources:
             raise UploadError("there must be at least one upload to aggregate, got none")
-        self._bytes: dict[int, int] = {}  # number of an upload that was read -> its size
         # All headers are read first, so that a bad last file is found before work on the first one begins.
-        abouts = [self._about(source) for source in self._sources]
-        self._digests = [about["digest"] for about in abouts]  # of the headers of files; None for uploads in memory
+        self._files = [None if isinstance(source, Upload) else _unread(source) for source in self._sources]
+        abouts = [self._about(at) for at in range(len(self))]
         seen: dict[str, Any] = {}
         for index, about in enumerate(abouts):
             client = about["client"]
@@ -62,7 +63,7 @@ class Cohort(Sequence[Upload]):
             seen[client] = about["place"]
             for name in sorted(self._needs - set(about["statistics"])):
                 raise UploadError(_missing(about, name, sorted(self._needs), method))
-            if about["fingerprint"] != abouts[0]["fingerprint"]:
+            if not self._alike(abouts[0], about):
                 raise UploadError(difference(self[0], self[index]))
 
         self.has = frozenset.intersection(*(frozenset(about["statistics"]) for about in abouts))
@@ -70,22 +71,32 @@ class Cohort(Sequence[Upload]):
         self.examples = tuple(int(about["examples"]) for about in abouts)
         """The number of examples of every client."""
 
-    def _about(self, source: Source) -> dict[str, Any]:
-        if isinstance(source, Upload):
+    def _about(self, at: int) -> dict[str, Any]:
+        source, found = self._sources[at], self._files[at]
+        if found is None:
             return {
                 "client": source.client,
                 "examples": source.examples,
-                "fingerprint": source.fingerprint,
-                "statistics": sorted(source.has),
+                "statistics": source.has,
                 "recipe": source.recipe,
-                "digest": None,
                 "place": "in memory",
+                "upload": source,
             }
-        if not isinstance(source, str | Path):
-            raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
-        header = read_header(Path(source))
-        shown = ("client", "examples", "fingerprint", "statistics", "recipe", "digest")
-        return {**{name: getattr(header, name) for name in shown}, "place": str(source)}
+        shown = ("client", "examples", "fingerprint", "statistics", "recipe")
+        return {**{name: getattr(found[1], name) for name in shown}, "place": str(source)}
+
+    @staticmethod
+    def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Whether two uploads have one architecture. In memory a comparison is quicker than two fingerprints."""
+        if "upload" in one and "upload" in other and one["upload"].is_like(other["upload"]):
+            return True
+        found = [about["upload"].fingerprint if "upload" in about else about["fingerprint"] for about in (one, other)]
+        return bool(found[0] == found[1])
+
+    @property
+    def held(self) -> list[Upload] | None:
+        """All uploads, if they are in memory and stay where they are. None if one must be read or moved."""
+        return self._sources if self.device is None and not any(self._files) else None
 
     @property
     def home(self) -> torch.device:
@@ -109,19 +120,48 @@ class Cohort(Sequence[Upload]):
         return map(self._read, range(len(self)))
 
     @property
+    def parted(self) -> list[Parted]:
+        """The uploads, of which one part at a time is read and checked."""
+        wanted = self._needs | self._uses
+        return [
+            Parted.of_upload(source, self.device) if found is None else Parted.of_file(*found, wanted, self.device)
+            for source, found in zip(self._sources, self._files, strict=True)
+        ]
+
+    @property
     def upload_bytes(self) -> int:
-        """The size of the largest upload: its weights and the statistics that are read. This reads files that were not
-        read yet."""
-        return max(self._bytes.get(at) or self[at].bytes(self._needs | self._uses) for at in range(len(self)))
+        """The size of the largest upload: its weights and the statistics that are read."""
+        wanted = self._needs | self._uses
+        return max(
+            source.bytes(wanted) if found is None else _bytes(found[0], wanted)
+            for source, found in zip(self._sources, self._files, strict=True)
+        )
 
     def _read(self, at: int) -> Upload:
-        source = self._sources[at]
-        if isinstance(source, Upload):
-            upload = source
+        source, found = self._sources[at], self._files[at]
+        if found is None:
+            upload: Upload = source
         else:
-            upload, _ = read(Path(source), self._needs | self._uses, digest=self._digests[at])
-        self._bytes[at] = upload.bytes(self._needs | self._uses)
+            with storage.reopened(found[0]) as file:
+                upload = of_file(file, found[1], self._needs | self._uses)
         return upload if self.device is None else upload.to(self.device)
+
+
+def in_memory(uploads: Sequence[Upload]) -> list[Upload] | None:
+    """All uploads, if they are in memory. None if one must be read or moved first."""
+    return uploads.held if isinstance(uploads, Cohort) else list(uploads)
+
+
+def _unread(source: object) -> tuple[storage.File, Header]:
+    if not isinstance(source, str | Path):
+        raise UploadError(f"uploads must be Upload objects or paths of their files, got {type(source).__name__}")
+    return unread(Path(source))
+
+
+def _bytes(file: storage.File, statistics: Iterable[str]) -> int:
+    """The size of the weights and of these statistics in a file."""
+    wanted = {"weights", *statistics}
+    return sum(one.end - one.begin for name, one in file.listing.items() if name.split("/")[0] in wanted)
 
 
 def _missing(about: Mapping[str, Any], name: str, needs: list[str], method: str) -> str:

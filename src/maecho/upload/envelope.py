@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 
 from maecho import schema
+from maecho.errors import InputError
+from maecho.formatting import bytes_of
 
 DTYPES = {
     "F64": torch.float64,
@@ -40,6 +43,37 @@ LENGTH = 8
 _AXES = 8
 _ELEMENTS = 2**53
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest file and header that are read. MAECHO_MAX_FILE and MAECHO_MAX_HEADER change the defaults."""
+
+    file: int = 4 * 2**30
+    """In bytes. Reading a file takes as much memory as the file has, and up to as much again for covariances."""
+    header: int = 8 * 2**20
+    """In bytes. A layer with all its statistics takes about 3 kB. Parsing a hostile header takes up to 25 times its
+    size in memory."""
+
+    def __post_init__(self) -> None:
+        for name in ("file", "header"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"the limit of the {name} must be a number of bytes, at least 1, got {value!r}")
+
+    @classmethod
+    def of_environment(cls) -> Limits:
+        """The limits that the environment variables set, and the defaults for the others."""
+        given = {name: os.environ.get(f"MAECHO_MAX_{name.upper()}") for name in ("file", "header")}
+        return cls(**{name: _bytes(f"MAECHO_MAX_{name.upper()}", text) for name, text in given.items() if text})
+
+
+def _bytes(name: str, text: str) -> int:
+    """A size as people write it: 300000, 64 MB, 16 GB."""
+    found = bytes_of(text)
+    if found is None:
+        raise InputError(f"{name} must be a number of bytes, or one of kB, MB, GB or TB, got {text!r}")
+    return int(found)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from maecho import disk, names, schema
 from maecho.errors import InputError, UploadError
-from maecho.formatting import bytes_of
 from maecho.upload import envelope
-from maecho.upload.envelope import Entry
+from maecho.upload.envelope import Entry, Limits
 
 KEY = "maecho"
 DIGEST = "sha256"
@@ -47,37 +46,6 @@ _AT_ONCE = 2**26
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The largest file and header that are read. MAECHO_MAX_FILE and MAECHO_MAX_HEADER change the defaults."""
-
-    file: int = 4 * 2**30
-    """In bytes. Reading a file takes as much memory as the file has, and up to as much again for covariances."""
-    header: int = 8 * 2**20
-    """In bytes. A layer with all its statistics takes about 3 kB. Parsing a hostile header takes up to 25 times its
-    size in memory."""
-
-    def __post_init__(self) -> None:
-        for name in ("file", "header"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"the limit of the {name} must be a number of bytes, at least 1, got {value!r}")
-
-    @classmethod
-    def of_environment(cls) -> Limits:
-        """The limits that the environment variables set, and the defaults for the others."""
-        given = {name: os.environ.get(f"MAECHO_MAX_{name.upper()}") for name in ("file", "header")}
-        return cls(**{name: _bytes(f"MAECHO_MAX_{name.upper()}", text) for name, text in given.items() if text})
-
-
-def _bytes(name: str, text: str) -> int:
-    """A size as people write it: 300000, 64 MB, 16 GB."""
-    found = bytes_of(text)
-    if found is None:
-        raise InputError(f"{name} must be a number of bytes, or one of kB, MB, GB or TB, got {text!r}")
-    return int(found)
-
-
-@dataclass(frozen=True)
 class _Identity:
     """The entries that the JSON text of every file must have."""
 
@@ -95,7 +63,7 @@ class File:
     def __init__(self, path: Path, raw: io.FileIO, limits: Limits, wanted: str, error: type[InputError]):
         self.path, self.error = path, error
         self._raw = raw
-        size = os.fstat(raw.fileno()).st_size
+        self.size = size = os.fstat(raw.fileno()).st_size
         if size > limits.file:
             raise self.error(
                 f"{path} must be of at most {limits.file} bytes, got {size}; the environment variable MAECHO_MAX_FILE "
@@ -110,18 +78,32 @@ class File:
                 f"{path} must have a header of at most {limits.header} bytes, got {length}; the environment variable "
                 "MAECHO_MAX_HEADER allows larger headers"
             )
-        self._header = self._bytes(envelope.LENGTH, length, size)
+        header = self._bytes(envelope.LENGTH, length, size)
         self._data = envelope.LENGTH + length
+        self.digest = envelope.digest_of_header(header)
+        """The digest of the header. Two readings of a file of format 2 with one digest give the same tensors, since the
+        header lists the digest of every tensor. Format 1 lists only their dtypes and shapes."""
         try:
-            self.listing, self._metadata = envelope.parse(self._header, size - self._data)
+            self.listing, metadata = envelope.parse(header, size - self._data)
         except ValueError as error:
             raise self._foreign(str(error)) from error
         self.version: int | None = None
         self.about: dict[str, Any] = {}
         """All that the writer says about the file. Empty if maecho did not write it."""
         self._digests: dict[str, str] | None = None
-        if KEY in self._metadata or DIGEST in self._metadata:
-            self._identify(wanted)
+        if KEY in metadata or DIGEST in metadata:
+            self._identify(header, metadata, wanted)
+
+    def read_again(self, raw: io.FileIO) -> None:
+        """Go on with the same file, which was closed and opened again. Refuse it if its header is another one."""
+        self._raw = raw
+        size = os.fstat(raw.fileno()).st_size
+        header = self._bytes(envelope.LENGTH, self._data - envelope.LENGTH, size) if size == self.size else b""
+        if envelope.digest_of_header(header) != self.digest:
+            raise self.error(
+                f"{self.path} must stay as it is while it is used, got another file than at the first reading"
+            )
+        self._check_holes(size)
 
     def _check_holes(self, size: int) -> None:
         """Refuse a large sparse file. Whoever made it stored almost nothing, and its reader would need all the memory.
@@ -133,12 +115,6 @@ class File:
             raise self.error(
                 f"{self.path} must be stored as a whole, got a sparse file: {stored} of its {size} bytes are stored"
             )
-
-    @property
-    def digest(self) -> str:
-        """The digest of the header. Two readings of a file of format 2 with one digest give the same tensors, since the
-        header lists the digest of every tensor. Format 1 lists only their dtypes and shapes."""
-        return envelope.digest_of_header(self._header)
 
     @property
     def kind(self) -> str | None:
@@ -161,10 +137,10 @@ class File:
         """Read all tensors whose names are wanted: name -> tensor."""
         return {name: self.read(name) for name in sorted(self.listing) if wanted(name)}
 
-    def _identify(self, wanted: str) -> None:
+    def _identify(self, header: bytes, metadata: Mapping[str, str], wanted: str) -> None:
         """Read the entries that maecho wrote into the metadata, and compare the header with its digest."""
         try:
-            about = schema.parse(self._metadata.get(KEY, "").encode())
+            about = schema.parse(metadata.get(KEY, "").encode())
             version = schema.convert(about, _Identity).version
         except ValueError as error:
             raise self.error(
@@ -175,18 +151,18 @@ class File:
             raise self.error(
                 f"{self.path} must be of file format {VERSION} or older, got {version}: it needs a newer maecho"
             )
-        if version == 1 and DIGEST in self._metadata:
+        if version == 1 and DIGEST in metadata:
             raise self.error(f"{self.path} must have no digest, since it is of file format 1, got one with a digest")
         if version > 1:
-            self._check_digest()
+            self._check_digest(header, metadata)
             self._digests = self._listed_digests(about.pop("tensors", None))
         self.version, self.about = version, about
 
-    def _check_digest(self) -> None:
-        stated = self._metadata.get(DIGEST, "")
-        blanked = envelope.blank(self._header, stated)
+    def _check_digest(self, header: bytes, metadata: Mapping[str, str]) -> None:
+        stated = metadata.get(DIGEST, "")
+        blanked = envelope.blank(header, stated)
         if blanked is None or envelope.digest_of_header(blanked) != stated:
-            got = "another header" if DIGEST in self._metadata else "a header without its digest"
+            got = "another header" if DIGEST in metadata else "a header without its digest"
             raise self.error(f"{self.path} must be as it was written, got {got}")
 
     def _listed_digests(self, content: object) -> dict[str, str]:
@@ -239,6 +215,14 @@ def opened(path: Path, kind: str | None = None, limits: Limits | None = None) ->
             raise error(f"{path} must be a maecho {kind}, got a safetensors file that maecho did not write")
         if kind is not None and file.kind != kind:
             raise error(f"{path} must be a maecho {kind}, got a maecho {file.kind}")
+        yield file
+
+
+@contextlib.contextmanager
+def reopened(file: File) -> Iterator[File]:
+    """Open a file once more whose header is known. It is not read again, only compared."""
+    with disk.regular(file.path, file.error) as raw, _enough_memory(file.path, file.error):
+        file.read_again(raw)
         yield file
 
 

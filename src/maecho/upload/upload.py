@@ -18,11 +18,11 @@ from maecho import devices
 from maecho.errors import InputError, UploadError
 from maecho.formatting import size
 from maecho.network.layers import Layer
-from maecho.network.packed.storage import Stored, pack, packed_names
+from maecho.network.packed.storage import Stored, model_state, packed_names, tied
 from maecho.network.spaces import Spaces
 from maecho.statistics import STATISTICS
 from maecho.statistics.of_layers import OfLayers
-from maecho.upload import checks, header, storage
+from maecho.upload import checks, envelope, header, storage
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +77,17 @@ class Upload:
         """Equal for equal architectures: names, shapes and dtypes of the weights, and how they are read as matrices."""
         return header.fingerprint(self.weights, self.layers, self.head, self.aliases, self.stored)
 
+    def is_like(self, other: Upload) -> bool:
+        """Whether the other upload plainly has the same architecture. If not, the fingerprints tell."""
+        if (self.head, self.layers) != (other.head, other.layers):
+            return False
+        if (self.aliases, self.stored) != (other.aliases, other.stored):
+            return False
+        if self.weights.keys() != other.weights.keys():
+            return False
+        pairs = [(tensor, other.weights[name]) for name, tensor in self.weights.items()]
+        return all(a.dtype is b.dtype and a.shape == b.shape for a, b in pairs)
+
     def architecture(self) -> dict[str, Any]:
         """All that the fingerprint is computed from."""
         return header.architecture(self.weights, self.layers, self.head, self.aliases, self.stored)
@@ -87,7 +98,7 @@ class Upload:
 
     def model_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state_dict of a model of this architecture, from weights under the names of `weights`."""
-        return pack(self.tied(weights), self.stored)
+        return model_state(weights, self.aliases, self.stored)
 
     def model_names(self, weights: Iterable[str]) -> list[str]:
         """For names of `weights`, the names in the model's state_dict of what is made of these weights alone."""
@@ -95,7 +106,7 @@ class Upload:
 
     def tied(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights, with tied tensors under all their names."""
-        return {**weights, **{name: weights[kept] for name, kept in self.aliases.items()}}
+        return tied(weights, self.aliases)
 
     def to(self, device: devices.Device) -> Upload:
         """The same upload with every tensor on this device. It is not checked again, since its values are the same."""
@@ -132,12 +143,12 @@ class Upload:
 
     def bytes(self, only: Collection[str] | None = None) -> int:
         """The size of its tensors. With `only`, that of the weights and of these statistics."""
-        sizes = {n: STATISTICS[n].bytes(value) for n, value in self.statistics.items() if only is None or n in only}
-        return sum(tensor.nbytes for tensor in self.weights.values()) + sum(sizes.values())
+        sizes = [STATISTICS[n].bytes(value) for n, value in self.statistics.items() if only is None or n in only]
+        return sum([tensor.nbytes for tensor in self.weights.values()]) + sum(sizes)
 
     @classmethod
     def load(
-        cls, path: str | Path, only: Collection[str] | None = None, limits: storage.Limits | None = None
+        cls, path: str | Path, only: Collection[str] | None = None, limits: envelope.Limits | None = None
     ) -> Upload:
         """Read a file. Raises UploadError unless it is a sound upload.
 
@@ -151,36 +162,38 @@ class Upload:
 
 
 def read(
-    path: Path, only: Collection[str] | None = None, limits: storage.Limits | None = None, digest: str | None = None
+    path: Path, only: Collection[str] | None = None, limits: envelope.Limits | None = None
 ) -> tuple[Upload, header.Header]:
-    """Read an upload and its header at once. With `digest`, that of an earlier reading, the file must be the same."""
+    """Read an upload and its header at once. `only` and `limits` are as for `Upload.load`."""
     _check_names(only)
     with storage.opened(path, "upload", limits) as file:
         about = header.read(file, STATISTICS)
-        if digest is not None and about.digest != digest:
-            raise UploadError(f"{path} must stay as it is while it is used, got another file than at the first reading")
-        wanted = [name for name in about.statistics if only is None or name in only]
-        tensors = {
-            name: file.read_all(lambda key, name=name: key == name or key.startswith(f"{name}/"))  # type: ignore[misc]
-            for name in ("weights", *wanted)
-        }
-        try:
-            statistics = {name: _value(name, tensors.pop(name), about) for name in wanted}
-            upload = Upload(
-                client=about.client,
-                examples=about.examples,
-                weights={key.removeprefix("weights/"): tensor for key, tensor in tensors["weights"].items()},
-                layers=about.layers,
-                head=about.head,
-                aliases=about.aliases,
-                spaces=about.spaces,
-                statistics=statistics,
-                recipe=about.recipe,
-                stored=about.stored,
-            )
-        except UploadError as error:
-            raise UploadError(f"{path}: {error}") from error
-    return upload, about
+        return of_file(file, about, only), about
+
+
+def of_file(file: storage.File, about: header.Header, only: Collection[str] | None = None) -> Upload:
+    """Read an upload from an open file whose header is known."""
+    wanted = [name for name in about.statistics if only is None or name in only]
+    tensors = {
+        name: file.read_all(lambda key, name=name: key == name or key.startswith(f"{name}/"))  # type: ignore[misc]
+        for name in ("weights", *wanted)
+    }
+    try:
+        statistics = {name: _value(name, tensors.pop(name), about) for name in wanted}
+        return Upload(
+            client=about.client,
+            examples=about.examples,
+            weights={key.removeprefix("weights/"): tensor for key, tensor in tensors["weights"].items()},
+            layers=about.layers,
+            head=about.head,
+            aliases=about.aliases,
+            spaces=about.spaces,
+            statistics=statistics,
+            recipe=about.recipe,
+            stored=about.stored,
+        )
+    except UploadError as error:
+        raise UploadError(f"{file.path}: {error}") from error
 
 
 def _check_names(only: Collection[str] | None) -> None:
@@ -198,7 +211,12 @@ def _value(name: str, tensors: Mapping[str, Tensor], about: header.Header) -> An
         raise UploadError(f"{about.client}: the parts of {name} must fit together, got others ({error})") from error
 
 
-def read_header(path: Path, limits: storage.Limits | None = None) -> header.Header:
+def read_header(path: Path, limits: envelope.Limits | None = None) -> header.Header:
     """Read and check the header of an upload's file. Its tensors are not read."""
+    return unread(path, limits)[1]
+
+
+def unread(path: Path, limits: envelope.Limits | None = None) -> tuple[storage.File, header.Header]:
+    """The file of an upload and its header. The file is closed; `storage.reopened` opens it again."""
     with storage.opened(path, "upload", limits) as file:
-        return header.read(file, STATISTICS)
+        return file, header.read(file, STATISTICS)

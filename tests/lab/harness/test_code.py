@@ -39,9 +39,9 @@ def test_a_line_changes_what_depends_on_it_and_nothing_else(edit: Edit) -> None:
 
 def test_the_iteration_belongs_to_ma_echo(edit: Edit) -> None:
     before = codes()
-    edit("maecho.linalg.iteration", "Alpha = Callable", "class Unused:\n    pass\n\n\nAlpha = Callable")
+    edit("maecho.linalg.steps.iteration", "Alpha = Callable", "class Unused:\n    pass\n\n\nAlpha = Callable")
     assert differ(before, codes()) == set(), "a class that nobody uses"
-    edit("maecho.linalg.iteration", "anchored: bool = False", "anchored: bool = True")
+    edit("maecho.linalg.steps.iteration", "anchored: bool = False", "anchored: bool = True")
     assert differ(before, codes()) == {"ma-echo", "ma-echo+ot"}
 
 

@@ -90,6 +90,18 @@ def pack(weights: Mapping[str, Tensor], stored: Sequence[Stored]) -> dict[str, T
     return out | {one.name: one.of(weights) for one in stored}
 
 
+def tied(weights: Mapping[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    """The weights, with tied tensors under all their names."""
+    return {**weights, **{name: weights[kept] for name, kept in aliases.items()}}
+
+
+def model_state(
+    weights: Mapping[str, Tensor], aliases: Mapping[str, str], stored: Sequence[Stored]
+) -> dict[str, Tensor]:
+    """The model's state_dict, from the weights that are merged."""
+    return pack(tied(weights, aliases), stored)
+
+
 def packed_names(names: Iterable[str], weights: Iterable[str], stored: Sequence[Stored]) -> list[str]:
     """For a set of weights the names in the model's state_dict: of tensors that are made of these weights alone."""
     chosen = set(names)

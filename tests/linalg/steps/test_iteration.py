@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from maecho.linalg.iteration import Coefficients, Columns, SeparateIterates, SharedIterates, iterates
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.steps.iteration import Coefficients, Columns, SeparateIterates, SharedIterates, iterates
 from maecho.linalg.symmetric import Diagonal
 from support.clients import rng
 
@@ -145,3 +145,34 @@ def test_only_norm_keeps_every_client_by_itself() -> None:
     local, P = weights(), spectra("thin")
     assert isinstance(iterates(local[0], local, P, FORMS["released"]), SharedIterates)
     assert isinstance(iterates(local[0], local, P, FORMS["Norm"]), SeparateIterates)
+
+
+@pytest.mark.parametrize(("clients", "ranks"), [(6, (1, 2)), (3, (5, 4)), (2, (6, 6)), (7, (3, 3))])
+@pytest.mark.parametrize("at_once", [1, 60, 2**22])
+def test_the_gram_of_gradients_by_columns_and_by_gradients(
+    monkeypatch: pytest.MonkeyPatch, clients: int, ranks: tuple[int, int], at_once: int
+) -> None:
+    """Both ways give the products of the gradients themselves, whichever takes less work."""
+    monkeypatch.setattr("maecho.linalg.steps.iteration.AT_ONCE", at_once)
+    draw = torch.Generator().manual_seed(0)
+    spectra = [
+        Spectrum(torch.rand(2, r, generator=draw), torch.linalg.qr(torch.randn(2, 6, r, generator=draw)).Q)
+        for r in [ranks[i % 2] for i in range(clients)]
+    ]
+    columns = Columns(spectra, torch.float32)
+    D = torch.randn(2, 4, sum(columns.ranks), generator=draw)
+    parts = zip(D.double().split(columns.ranks, -1), spectra, strict=True)
+    gradients = torch.stack([2 * own @ P.basis.double().mT for own, P in parts])
+    expected = torch.einsum("igod,jgod->ij", gradients, gradients)
+    scale = float(expected.abs().max())
+    for thin in (True, False):
+        monkeypatch.setattr(Columns, "_thin_is_cheaper", lambda columns, thin=thin: thin)
+        assert float((columns.gram(D) - expected).abs().max()) < 1e-12 * scale
+
+
+def test_many_clients_of_high_rank_take_gradients() -> None:
+    """50 clients of rank 100 in 100 dimensions: 5,000 columns squared would take 30 times the work."""
+    full = Spectrum(torch.ones(1, 100), torch.eye(100).unsqueeze(0))
+    assert not Columns([full] * 50, torch.float32)._thin_is_cheaper()
+    thin = Spectrum(torch.ones(1, 2), torch.eye(100, 2).unsqueeze(0))
+    assert Columns([thin] * 5, torch.float32)._thin_is_cheaper()

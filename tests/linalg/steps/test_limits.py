@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from maecho.linalg.iteration import Coefficients, iterates
-from maecho.linalg.limits import Limit, largest_step
 from maecho.linalg.spectra import Spectrum, projector
+from maecho.linalg.steps.iteration import Coefficients, iterates
+from maecho.linalg.steps.limits import Limit, largest_step
 from maecho.linalg.symmetric import Diagonal
 from support.clients import rng
 

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maecho.linalg.iteration import Coefficients
 from maecho.linalg.spectra import Spectrum
-from maecho.linalg.symmetric import Diagonal, Total, add_into
+from maecho.linalg.steps.iteration import Coefficients
+from maecho.linalg.sums import Sums
+from maecho.linalg.symmetric import Diagonal
 
 CLOSEST = 1e-9
 """κ − ρs is at least this share of κ. If it were 0, K would be infinite, and the merged layer would have to do exactly
@@ -42,8 +43,7 @@ class Limit:
     def __init__(self, coefficients: Coefficients):
         self._coefficients = coefficients
         self._count = 0
-        self._sums: dict[str, Total] = {}
-        self._products: dict[str, Tensor] = {}
+        self._of_P, self._of_K = Sums(), Sums()
 
     def add(self, W: Tensor, P: Spectrum | Diagonal) -> None:
         c = self._coefficients
@@ -51,17 +51,16 @@ class Limit:
         def weight(s: Tensor) -> Tensor:
             return s * s if c.anchored else s / (c.follow - c.hold * s).clamp(min=CLOSEST * c.follow)
 
-        K = P.map(weight).total()
         self._count += 1
-        add_into(self._products, "WK", K.after(W.double()))
-        add_into(self._sums, "P", P.total())
-        add_into(self._sums, "K", K)
+        self._of_K.add(W, P.map(weight))
+        if not c.anchored:
+            self._of_P.add(None, P)
 
     def matrix(self, start: Tensor) -> Tensor:
         """W∞ from the start W⁰."""
-        P, K, WK = self._sums["P"], self._sums["K"], self._products["WK"]
+        K, WK = self._of_K.gram, self._of_K.product
         if self._coefficients.anchored:
             return start + K.divide(WK - K.after(start))
         share = self._coefficients.pull / self._count
-        prior = P.scaled(-share).plus_identity()
+        prior = self._of_P.gram.scaled(-share).plus_identity()
         return prior.plus(K.scaled(share)).solve(prior.after(start) + share * WK)

@@ -29,6 +29,9 @@ from maecho.linalg.symmetric import Diagonal
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+AT_ONCE = 2**22
+"""How many numbers of all clients' gradients are in memory at a time."""
+
 Alpha = Callable[[Tensor], Tensor]
 """Gram matrix of the clients' gradients [N, N] -> weights of the clients."""
 
@@ -80,7 +83,8 @@ class Columns:
         bases = [spectrum.basis.to(dtype) for spectrum in spectra if isinstance(spectrum, Spectrum)]
         self._U = torch.cat(bases, -1) if bases else None  # None: every P is diagonal, U = [I … I]
         # M ↦ M Uᵀ U is one product with UᵀU, or two thin ones, whichever is less work.
-        self._UU = None
+        self._UU: Tensor | None = None
+        self._precise_UU: Tensor | None = None
         if self._U is not None and self._U.shape[-1] < 2 * self._U.shape[-2]:
             self._UU = self._U.mT @ self._U
 
@@ -117,12 +121,33 @@ class Columns:
         """Inner products of the clients' gradients 2 D_i U_iᵀ, in float64: a Gram matrix must look like one."""
         D = D.double()
         if self._U is None:
-            parts = D.reshape(*D.shape[:-1], len(self.ranks), -1).transpose(-2, -3).flatten(-2)  # [g, N, o · d]
-            return 4 * (parts @ parts.mT).sum(0)
-        products = ((D.mT @ D) * (self._U.mT @ self._U if self._UU is None else self._UU).double()).sum(0)
-        n = len(self.ranks)
-        rows = products.new_zeros(n, products.shape[1]).index_add_(0, self.owner, products)
-        return 4 * products.new_zeros(n, n).index_add_(1, self.owner, rows)
+            return 4 * inner_products(D.reshape(*D.shape[:-1], len(self.ranks), -1).transpose(-2, -3))
+        if self._thin_is_cheaper():
+            if self._precise_UU is None:
+                self._precise_UU = self._U.double().mT @ self._U.double()
+            products = ((D.mT @ D) * self._precise_UU).sum(0)
+            n = len(self.ranks)
+            rows = products.new_zeros(n, products.shape[1]).index_add_(0, self.owner, products)
+            return 4 * products.new_zeros(n, n).index_add_(1, self.owner, rows)
+        found = D.new_zeros(len(self.ranks), len(self.ranks))
+        # A few rows of all gradients at a time.
+        for rows in D.split(max(1, AT_ONCE // (len(D) * len(self.ranks) * self._U.shape[-2])), dim=-2):
+            pairs = zip(rows.split(self.ranks, -1), self._U.split(self.ranks, -1), strict=True)
+            found += inner_products(torch.stack([own @ U.double().mT for own, U in pairs], 1))
+        return 4 * found
+
+    def _thin_is_cheaper(self) -> bool:
+        """Whether (Σ r_i)² products of columns take less work than the gradients themselves and their N² products."""
+        columns, n = sum(self.ranks), len(self.ranks)
+        assert self._U is not None
+        # Products of columns are also looked at one by one, which takes as long as adding them up.
+        return 2 * columns**2 <= self._U.shape[-2] * (columns + n**2)
+
+
+def inner_products(parts: Float[Tensor, "g clients o d"]) -> Float[Tensor, "clients clients"]:
+    """Σ over all entries of the products of each pair of clients."""
+    flat = parts.flatten(-2)
+    return (flat @ flat.mT).sum(0)
 
 
 class SharedIterates:

@@ -1,0 +1,1 @@
+"""Passes over the same batches again and again, in which modules that are final do not run again."""

@@ -1,0 +1,1 @@
+"""The steps of MA-Echo at one layer, and where they end."""
