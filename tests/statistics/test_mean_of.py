@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from maecho.linalg import recursion
 from maecho.network import kinds
+from maecho.network.batches.groups import FewMeans, Means, size_for
 from maecho.statistics import projector
-from maecho.statistics.passes.groups import FewMeans, Means, size_for
 from maecho.upload.client import make_upload
 from support.clients import rng
 

@@ -14,12 +14,12 @@ from maecho.linalg.recursion import MeanRecursion
 from maecho.linalg.spectra import Spectrum, projector
 from maecho.linalg.symmetric import Diagonal
 from maecho.network import kinds
+from maecho.network.batches.groups import MOST_MEANS, ROOM, FewMeans, Means, size_for
 from maecho.network.forward import Pass
 from maecho.network.layers import Layer, complete
 from maecho.statistics.gram import GramSums
 from maecho.statistics.of_layers import OfLayers, for_layers
 from maecho.statistics.parts import PROJECTORS
-from maecho.statistics.passes.groups import MOST_MEANS, ROOM, FewMeans, Means, size_for
 from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
 RELEASED_MEAN_OF = 64
