@@ -183,7 +183,7 @@ def test_two_clients_are_relayed_to_less_than_the_error_of_their_average(name: s
     with torch.no_grad():
         for parameter in models[1].parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng(3)))
-    pairs = [(model, data(name, seed, 20)) for seed, model in enumerate(models)]
+    pairs = [(model, data(name, seed, 60)) for seed, model in enumerate(models)]
 
     def error(state: Mapping[str, Tensor]) -> float:
         merged = made(name, 6)

@@ -66,7 +66,8 @@ def gather(
         try:
             going.over([rest.first], progress=False)
         except InputError:  # statistics may fail at a layer that is not what it is read as
-            list(forward(setting.model, [rest.first], setting.client, False, reader=reader))
+            with contextlib.suppress(InputError):
+                list(forward(setting.model, [rest.first], setting.client, False, reader=reader))
             if not wrong:
                 raise
     if wrong:
