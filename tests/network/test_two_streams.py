@@ -178,7 +178,7 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(name: str, method: str, 
 
 @pytest.mark.parametrize("name", MAKES)
 def test_two_clients_are_relayed_to_less_than_the_error_of_their_average(name: str) -> None:
-    """The error of every client's scores on its own data, summed over the clients and over three pairs of them. One pair
+    """The error of every client's scores on its own data, summed over the clients and three pairs of them. One pair
     alone is a matter of luck, since the networks are not trained."""
     errors = {"average": 0.0, "relay": 0.0}
     for pair in (3, 4, 5):
