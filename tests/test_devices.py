@@ -188,9 +188,10 @@ def test_comparisons_up_to_rounding_are_made_in_full_precision(trial: str) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.usefixtures("switched_on")
 def test_spaces_of_convolutions_hold_on_a_gpu() -> None:
+    """In TF32 the error grows from layer to layer: an input that is off by a rounding of float32 may round to another
+    number of TF32."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 64, 10)
-    ).cuda()
-    spaces, reasons = tracing.proven(model, torch.randn(16, 3, 16, 16, device="cuda"))
-    assert (len(spaces), reasons) == (2, {})
+    layers = [part for k in range(6) for part in (nn.Conv2d(64 if k else 3, 64, 3, padding=1), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 10)).cuda()
+    spaces, reasons = tracing.proven(model, torch.randn(16, 3, 8, 8, device="cuda"))
+    assert (len(spaces), reasons) == (6, {})
