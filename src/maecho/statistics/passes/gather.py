@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.errors import InputError
 from maecho.network.attention import slow_path
 from maecho.network.batches.inputs import few
@@ -73,7 +74,8 @@ def gather(
     if wrong:
         setting = replace(setting, architecture=without(setting.architecture, wrong, setting.model))
         going = _Going(setting, reader, statistics)
-        going.over([rest.first], progress=False)
+        with devices.full_precision():
+            going.over([rest.first], progress=False)
     going.over(rest, progress)
     free = seen.free(setting.model, setting.architecture)
     architecture = replace(setting.architecture, unknown=(*setting.architecture.unknown, *free))
