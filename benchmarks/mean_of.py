@@ -1,5 +1,6 @@
 """The accuracy of MA-Echo over the size of the groups whose means make the projectors. The default was chosen with it.
 
+A column is a size, or the most means that there may be ("≤ 128"): then the size follows from the number of examples.
 Clients are trained on five sixths of the training set. The merged model is measured on the last sixth. The test set is
 not used.
 
@@ -12,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,8 +25,11 @@ import torch
 from maecho import aggregate, evaluate, make_upload
 from maecho.lab import data, networks, partition
 from maecho.lab.training import LocalTraining
+from maecho.statistics import projector
 
 SIZES = (1, 4, 16, 64, 256)
+MOST = (64, 128, 256)
+COLUMNS = tuple(map(str, SIZES)) + tuple(f"≤ {most}" for most in MOST)
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ TASKS = {
 }
 
 
-def one(name: str, clients: int, beta: float, seed: int) -> dict[str, float]:
-    """Size of the groups -> accuracy on held-out training data, in per cent."""
+def one(name: str, clients: int, beta: float, seed: int, columns: Collection[str]) -> dict[str, float]:
+    """Column -> accuracy on held-out training data, in per cent."""
     task, dataset = TASKS[name], data.load(name)
     order = torch.randperm(len(dataset.y_train), generator=torch.Generator().manual_seed(seed))
     held, kept = order[: len(order) // 6], order[len(order) // 6 :]
@@ -60,14 +66,23 @@ def one(name: str, clients: int, beta: float, seed: int) -> dict[str, float]:
         task.training(model, x[index], y[index], torch.Generator().manual_seed(1000 * seed + i))
         pairs.append((model, data.batches(x[index], y[index], 1024)))
     found = {}
-    for size in SIZES:
-        uploads = [
-            make_upload(model, batches, f"client-{i}", ["projector", "classes"], None, False, mean_of=size)
-            for i, (model, batches) in enumerate(pairs)
-        ]
+    for column in columns:
+        with patch.object(projector, "MOST_MEANS", int(column.removeprefix("≤ "))):
+            uploads = [
+                make_upload(
+                    model,
+                    batches,
+                    f"client-{i}",
+                    ["projector", "classes"],
+                    None,
+                    False,
+                    mean_of=None if column.startswith("≤") else int(column),
+                )
+                for i, (model, batches) in enumerate(pairs)
+            ]
         merged = networks.build(task.network, torch.Generator().manual_seed(0))
         merged.load_state_dict(aggregate(uploads, "ma-echo"))
-        found[str(size)] = 100 * evaluate(merged, validation, progress=False).accuracy
+        found[column] = 100 * evaluate(merged, validation, progress=False).accuracy
     return found
 
 
@@ -83,8 +98,9 @@ def main() -> None:
         for seed in options.seeds:
             for clients, beta in TASKS[name].cells:
                 key = f"{name} {clients} {beta} {seed}"
-                if key not in done:
-                    done[key] = one(name, clients, beta, seed)
+                missing = [column for column in COLUMNS if column not in done.get(key, {})]
+                if missing:
+                    done[key] = done.get(key, {}) | one(name, clients, beta, seed, missing)
                     print(key, {size: round(accuracy, 1) for size, accuracy in done[key].items()}, flush=True)
                 if options.out:
                     options.out.write_text(json.dumps(done, indent=1))
@@ -96,13 +112,13 @@ def table(done: dict[str, dict[str, float]]) -> str:
     rows: dict[str, dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
     for key, found in done.items():
         name, clients, beta, _ = key.split()
-        rows[name][f"{clients} clients, β = {beta}"].append([found[str(size)] for size in SIZES])
-    lines = [f"| held-out accuracy | {' | '.join(map(str, SIZES))} |", "|---" * (1 + len(SIZES)) + "|"]
+        rows[name][f"{clients} clients, β = {beta}"].append([found[column] for column in COLUMNS])
+    lines = [f"| held-out accuracy | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
     for name, cells in rows.items():
         for cell, runs in cells.items():
-            means = [fmean(run[k] for run in runs) for k in range(len(SIZES))]
+            means = [fmean(run[k] for run in runs) for k in range(len(COLUMNS))]
             lines.append(f"| {name}, {cell} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
-        means = [fmean(run[k] for runs in cells.values() for run in runs) for k in range(len(SIZES))]
+        means = [fmean(run[k] for runs in cells.values() for run in runs) for k in range(len(COLUMNS))]
         lines.append(f"| **{name}, mean** | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
     return "\n".join(lines)
 

@@ -31,8 +31,11 @@ def upload(
     ] = values.Labels.expected,
     seed: Annotated[int, typer.Option(help="Seed for --labels sampled.")] = 0,
     mean_of: Annotated[
-        int,
-        typer.Option(help="How many examples each mean behind the projector is over; the paper's release takes 64."),
+        int | None,
+        typer.Option(
+            help="How many examples each mean behind the projector is over; the paper's release takes 64.",
+            show_default="the smallest power of two that makes at most 128 means",
+        ),
     ] = Options.mean_of,
     privacy_noise: Annotated[float | None, typer.Option(help="Noise multiplier, for differential privacy.")] = None,
     privacy_clip: Annotated[float | None, typer.Option(help="Norm to which inputs are clipped, with noise.")] = None,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from maecho.linalg import recursion
 from maecho.linalg.recursion import MeanRecursion
@@ -20,6 +19,7 @@ from maecho.network.layers import Layer, complete
 from maecho.statistics.gram import GramSums
 from maecho.statistics.of_layers import OfLayers, for_layers
 from maecho.statistics.parts import PROJECTORS
+from maecho.statistics.passes.groups import MOST_MEANS, ROOM, FewMeans, Means, size_for
 from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
 RELEASED_MEAN_OF = 64
@@ -42,63 +42,14 @@ class Projector(OfLayers):
         return _Recursions(setting.client, setting.options.mean_of)
 
     def recipe(self, options: Options) -> str:
+        size = f"{options.mean_of} examples"
+        if options.mean_of is None:
+            size = "groups of" if options.examples is None else f"{size_for(options.examples, MOST_MEANS)}"
+            size += f" examples (the smallest power of two with at most {MOST_MEANS} means; fewer of very large inputs)"
         return (
-            f"recursion on means of {options.mean_of} examples, step {recursion.STEP}, damping "
+            f"recursion on means of {size}, step {recursion.STEP}, damping "
             f"{recursion.DAMPING:.4g} ({recursion.DAMPING_CONVOLUTION:.4g} for convolutions)"
         )
-
-
-class Means:
-    """Means of groups of entries that come in pieces of any size.
-
-    A group takes the next `of` entries, whatever pieces they come in. Entries may differ in shape, as sequences of
-    several lengths do. Then each place is averaged over the entries of the group that have it.
-    """
-
-    def __init__(self, of: int) -> None:
-        self._of = of
-        self._sum: Tensor | None = None
-        self._counts: Tensor | None = None
-        self._entries = 0
-
-    def add(self, x: Tensor) -> list[Tensor]:
-        """Add entries [n, ...]. Returns the means of all groups that are full now, each [groups, ...]."""
-        missing = self._of - self._entries if self._entries else 0
-        found = []
-        if missing:
-            self._add(x[:missing])
-            if self._entries == self._of:
-                found += self.rest()
-            x = x[missing:]
-        whole = len(x) // self._of
-        if whole:
-            groups = x[: whole * self._of].unflatten(0, (whole, self._of))
-            found.append(groups.sum(1, dtype=torch.float64) / self._of)
-        if len(x) > whole * self._of:
-            self._add(x[whole * self._of :])
-        return found
-
-    def rest(self) -> list[Tensor]:
-        """The mean of the entries that are no full group yet, [1, ...]; nothing if there are none."""
-        total, counts, self._sum, self._counts, self._entries = self._sum, self._counts, None, None, 0
-        return [] if total is None or counts is None else [(total / counts.clamp(min=1)).unsqueeze(0)]
-
-    def _add(self, x: Tensor) -> None:
-        total = x.sum(0, dtype=torch.float64)
-        counts = torch.full_like(total, len(x))
-        if self._sum is not None and self._counts is not None:
-            shape = [max(sizes) for sizes in zip(total.shape, self._sum.shape, strict=True)]
-            total, before = _extended(total, shape), _extended(self._sum, shape)
-            counts, counted = _extended(counts, shape), _extended(self._counts, shape)
-            total, counts = before + total, counted + counts
-        self._sum, self._counts = total, counts
-        self._entries += len(x)
-
-
-def _extended(x: Tensor, shape: list[int]) -> Tensor:
-    """The tensor with zeros behind it on every axis, up to this shape."""
-    missing = [size - own for size, own in zip(shape, x.shape, strict=True)]
-    return functional.pad(x, [size for axis in reversed(missing) for size in (0, axis)]) if any(missing) else x
 
 
 class _Recursions(Gatherer):
@@ -112,7 +63,7 @@ class _Recursions(Gatherer):
     the same purpose without a matrix.
     """
 
-    def __init__(self, client: str, mean_of: int) -> None:
+    def __init__(self, client: str, mean_of: int | None) -> None:
         self._client, self._mean_of = client, mean_of
         self._recursions: dict[str, MeanRecursion] = {}
         self._tokens = GramSums(client)
@@ -131,7 +82,10 @@ class _Recursions(Gatherer):
         x = x.cpu() if x.device.type == "mps" else x  # mps has no float64
         calls = self._calls.setdefault(layer.name, [])
         if self._called[layer.name] == len(calls):
-            calls.append(_Call(layer, Means(self._mean_of)))
+            calls.append(_Call(layer, FewMeans(MOST_MEANS) if self._mean_of is None else Means(self._mean_of)))
+            for means in (one.means for one in calls):
+                if isinstance(means, FewMeans):
+                    means.room = ROOM // len(calls)
         call = calls[self._called[layer.name]]
         self._called[layer.name] += 1
         call.module = module
@@ -193,7 +147,7 @@ class _Call:
     """The first, second, … time that a batch calls a layer."""
 
     layer: Layer
-    means: Means
+    means: Means | FewMeans
     module: nn.Module | None = None
     ready: list[Tensor] = field(default_factory=list)
     """Means that no recursion has yet, each [groups, ...]."""

@@ -41,7 +41,9 @@ class Options:
     generator: torch.Generator | None = None
     gaussians: int = 1
     covariance: Covariance = "class"
-    mean_of: int = 16
+    mean_of: int | None = None
+    examples: int | None = None
+    """How many examples there were, once that is known. Only the recipe asks."""
 
     def __post_init__(self) -> None:
         one_of("labels", self.labels, LABELS)
@@ -49,7 +51,8 @@ class Options:
             raise InputError("labels='sampled' must come with a generator, got none")
         number("gaussians", self.gaussians, "a whole number, at least 1", 1, whole=True)
         one_of("covariance", self.covariance, COVARIANCES)
-        number("mean_of", self.mean_of, "a whole number, at least 1", 1, whole=True)
+        if self.mean_of is not None:
+            number("mean_of", self.mean_of, "a whole number, at least 1", 1, whole=True)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def make_upload(
     generator: torch.Generator | None = None,
     gaussians: int = 1,
     covariance: Covariance = "class",
-    mean_of: int = Options.mean_of,
+    mean_of: int | None = Options.mean_of,
     privacy: Privacy | None = None,
     inputs: Read | None = None,
     outputs: Read | None = None,
@@ -83,7 +84,7 @@ def make_upload(
         covariance: "class" gives each Gaussian of "moments" and "features" its own covariance. "shared" gives all of
             them one, which takes less room.
         mean_of: how many examples in a row a mean is over, for the "projector". Batches are joined or cut to that. The
-            paper's release takes 64.
+            paper's release takes 64. With None it is the smallest power of two that makes at most 128 means.
         privacy: adds noise to all that is sent about the data, including the number of examples. The weights are not
             covered.
         inputs: a function that finds the inputs in a batch, if the usual rules do not.
@@ -122,6 +123,7 @@ def make_upload(
         )
     _warn(client, gathered, by_default=statistics is None)
     not_sent = dict(gathered.missing)
+    known = replace(options, examples=gathered.found.examples)
     spaces = _spaces(client, twin.network, gathered.inputs, not_sent)
     upload = Upload(
         client=client,
@@ -135,7 +137,7 @@ def make_upload(
         recipe={
             "statistics": [statistic.name for statistic in wanted],
             "rank": dict(rank) if isinstance(rank, Mapping) else rank,
-            **{statistic.name: statistic.recipe(options) for statistic in wanted},
+            **{statistic.name: statistic.recipe(known) for statistic in wanted},
             "not_sent": not_sent,
             "unknown": list(architecture.unknown),
             **promise,
