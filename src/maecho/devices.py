@@ -1,10 +1,12 @@
-"""Finds a device of this machine by its name or by what lies there, and the dtype to work in."""
+"""Finds a device of this machine by its name or by what lies there, and the precision to work in."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +50,50 @@ def outside_inference(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return called
+
+
+class _FullPrecision:
+    """Counts who needs full precision. The switches are those of the whole process, so the last one to leave puts them
+    back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: list[tuple[Any, str, Any]] = []
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Inside, products of float32 on a GPU are those of float32. Otherwise torch may round factors to TF32, which
+        has 10 bits; of convolutions it does so by default. No comparison up to rounding stands that."""
+        with self._lock:
+            if not self._inside:
+                self._before = _switches_of_tf32()
+                for owner, name, _ in self._before:
+                    setattr(owner, name, "ieee" if name == "fp32_precision" else False)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    for owner, name, value in self._before:
+                        setattr(owner, name, value)
+
+
+full_precision = _FullPrecision()
+
+
+def _switches_of_tf32() -> list[tuple[Any, str, Any]]:
+    """The switches of torch that are on: owner, name, value. Since torch 2.9 they have other names; to use the older
+    ones there brings warnings, and errors where a user has used the newer."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    if hasattr(cudnn, "conv"):
+        found = [(owner, "fp32_precision") for owner in (cudnn.conv, cudnn.rnn, matmul)]
+    else:
+        found = [(owner, "allow_tf32") for owner in (cudnn, matmul)]
+    values = ((owner, name, getattr(owner, name)) for owner, name in found)
+    return [(owner, name, value) for owner, name, value in values if value in ("tf32", True)]
 
 
 def cast(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -113,7 +113,7 @@ def test_what_has_no_matrix_is_named_and_an_unknown_layer_warned_of() -> None:
     class Powers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(4))
+            self.weight = nn.Parameter(torch.ones(1, 4))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.abs() ** self.weight

@@ -189,7 +189,7 @@ def test_matrices_outside_of_layers_are_named() -> None:
     with pytest.warns(UserWarning, match=rf"cannot read them as matrices: {named}$"):
         upload = make_upload(model, data, "a", ["gram"])
     assert upload.recipe["unknown"] == ["1 (Odd)", "2.A (Adapted)", "2.B (Adapted)"]
-    with pytest.warns(UserWarning, match=rf"no matrices that maecho can read: {named}$"):
+    with pytest.warns(UserWarning, match=rf"no matrices that can be fitted: {named}$"):
         relay(model, [(model, data)])
 
 

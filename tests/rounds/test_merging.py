@@ -31,7 +31,9 @@ def gap(one: Any, other: Any) -> float:
 
 def uploads(round_: Round, *statistics: str) -> list[Any]:
     return [
-        make_upload(round_.loaded(one.weights), [(one.x, one.y)], f"client {one.client}", statistics, rank=None)
+        make_upload(
+            round_.loaded(one.weights), [(one.x, one.y)], f"client {one.client}", statistics, rank=None, mean_of=64
+        )
         for one in round_.returned
     ]
 

@@ -145,6 +145,6 @@ def _seen(model: nn.Module, inputs: Any) -> dict[str, list[Tensor]]:
         found.setdefault(layers[name], []).append(x.detach().clone())
 
     device = devices.of(model)
-    with watching(model, layers, keep), torch.no_grad(), slow_path():
+    with watching(model, layers, keep), torch.no_grad(), slow_path(), devices.full_precision():
         call(model, inputs, device)
     return found

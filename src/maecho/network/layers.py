@@ -8,12 +8,13 @@ with the weights. A bias is one more column, whose input is always 1. `read` fin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from maecho import devices
 from maecho.network import kinds
@@ -151,7 +152,7 @@ def read(model: nn.Module) -> Architecture:
     by_weight: dict[str, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=True):
         prefix = f"{name}." if name else ""
-        matrices = any(p.dim() > 1 for p in module.parameters(recurse=False))  # a scale of a norm is none
+        matrices = any(p.dim() > 1 for p in _own_parameters(module))  # a scale of a norm is none
         kind = kinds.find(module)
         if kind is not None and prefix + kind.weight in state:
             layer = _layer(kind, module, name, state, aliases)
@@ -178,6 +179,15 @@ def _layer(kind: Kind, module: nn.Module, name: str, state: Mapping[str, Tensor]
         one_hot=kind.one_hot,
         convolution=kind.convolution,
     )
+
+
+def _own_parameters(module: nn.Module) -> Iterator[Tensor]:
+    """Its own parameters, and those that its weights are computed of. These are its own too, though torch keeps them in
+    a list beside it."""
+    if not isinstance(module, parametrize.ParametrizationList):
+        yield from module.parameters(recurse=False)
+    if parametrize.is_parametrized(module):
+        yield from module.get_submodule("parametrizations").parameters()
 
 
 def _is_leaf(module: nn.Module) -> bool:

@@ -241,6 +241,7 @@ def _gap(after: Tensor, before: Tensor) -> float:
     return float(((after - before) / size).norm() / (before / size).norm())
 
 
+@devices.full_precision()
 def _outputs(model: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> list[Tensor]:
     """All tensors of numbers that the network gives out, with some of its weights replaced."""
     args, kwargs = arguments(inputs, devices.of(model))

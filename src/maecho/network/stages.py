@@ -55,6 +55,7 @@ class Plan:
     """Layers that do not run, so that they are only averaged."""
 
 
+@devices.full_precision()
 def plan(model: nn.Module, inputs: Any, outputs: Read | None = None) -> Plan:
     """Find the stages of a network, by a few passes over a batch of inputs.
 

@@ -48,7 +48,7 @@ def misread(model: nn.Module, units: Iterable[Unit], watch: Watch | None = None)
         if unit.name not in wrong and not _is_its_matrix(unit, model, module, x.detach(), z.detach()):
             wrong.add(unit.name)
 
-    with watching(model, owner, after=after, watch=watch):
+    with devices.full_precision(), watching(model, owner, after=after, watch=watch):
         yield wrong
 
 

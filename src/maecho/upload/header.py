@@ -101,7 +101,7 @@ def read(file: File, known: Mapping[str, Statistic]) -> Header:
 
 def listed_weights(file: File) -> dict[str, Tensor]:
     """The weights that a file lists, as tensors without values."""
-    return {name.removeprefix("weights/"): tensor for name, tensor in _listed("weights", file.listing).items()}
+    return {name.removeprefix("weights/"): tensor for name, tensor in sorted(_listed("weights", file.listing).items())}
 
 
 def fingerprint(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.errors import InputError, text_of
 from maecho.network.packed import attention, parametrized
 from maecho.network.packed.linears import Linears, Split
@@ -179,7 +180,8 @@ def compared(twin: Twin, model: nn.Module) -> Iterator[set[str]]:
     for name, module in pairs.items():
         module.beside = looking(name)
     try:
-        yield wrong
+        with devices.full_precision():
+            yield wrong
     finally:
         for module in pairs.values():
             module.beside = None

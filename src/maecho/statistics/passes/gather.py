@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from maecho import devices
 from maecho.errors import InputError
 from maecho.network.attention import slow_path
 from maecho.network.batches.inputs import few
@@ -66,13 +67,15 @@ def gather(
         try:
             going.over([rest.first], progress=False)
         except InputError:  # statistics may fail at a layer that is not what it is read as
-            list(forward(setting.model, [rest.first], setting.client, False, reader=reader))
+            with contextlib.suppress(InputError):
+                list(forward(setting.model, [rest.first], setting.client, False, reader=reader))
             if not wrong:
                 raise
     if wrong:
         setting = replace(setting, architecture=without(setting.architecture, wrong, setting.model))
         going = _Going(setting, reader, statistics)
-        going.over([rest.first], progress=False)
+        with devices.full_precision():
+            going.over([rest.first], progress=False)
     going.over(rest, progress)
     free = seen.free(setting.model, setting.architecture)
     architecture = replace(setting.architecture, unknown=(*setting.architecture.unknown, *free))
