@@ -80,8 +80,11 @@ def checked(name: str) -> dict[str, Any]:
     of = case(name)
     wrong: dict[str, str] = {}
     refused: dict[str, str] = {}
+    by_relay: list[str] = []
     for check, outcome, complaint in findings(name):
         method = check.split(": ")[1]
+        if check == "alone: relay":
+            by_relay = list(outcome.warned)
         if complaint:
             wrong[method] = f"{check}: {complaint}"
         elif outcome.refused:
@@ -95,6 +98,7 @@ def checked(name: str) -> dict[str, Any]:
         "accuracy": accuracy(of.entry, of.model),
         "share": share,
         "averaged": [str(name) for name in upload.recipe["unknown"]],
+        "by_relay": by_relay,
         "wrong": wrong,
         "refused": refused,
     }

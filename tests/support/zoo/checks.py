@@ -130,9 +130,7 @@ def unnamed(of: Case, outcome: Outcome) -> list[str]:
     """Parameters that are multiplied as matrices, are only averaged, and are in no warning."""
     matrices = multiplied(of.entry, plain(of.model), of.data[0][:1]) - expected(of, outcome.method)
     words = {word.strip(",;:()") for sentence in outcome.warned for word in sentence.split()}
-    return [
-        name for name in outcome.averaged if name in matrices and not words & {name, name.rpartition(".")[0]}
-    ]
+    return [name for name in outcome.averaged if name in matrices and not words & {name, name.rpartition(".")[0]}]
 
 
 def expected(of: Case, method: str) -> set[str]:
