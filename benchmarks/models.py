@@ -43,7 +43,8 @@ DIFFERENT = """
 ## Clients with different labels
 
 Two clients start from the same random weights. Most examples of the first have one of two classes, those of the
-second one of the other two. Accuracy in per cent on all four classes, as a mean over SEEDS. –: the method refuses.
+second one of the other two. Accuracy in per cent on all four classes, SEEDS; "clients" is the mean of both before the
+merge. –: the method refuses.
 """
 MERGED = """
 ## What is merged
@@ -188,7 +189,12 @@ def accuracies(rows: dict[str, Any], seeds: int) -> str:
             for column in columns
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([DIFFERENT.replace("SEEDS", f"{seeds} seed(s)"), *lines]) + "\n"
+    return (
+        "\n".join(
+            [DIFFERENT.replace("SEEDS", "from one seed" if seeds == 1 else f"as a mean over {seeds} seeds"), *lines]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":
