@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import maecho
+from maecho.network.plain import plain
 from support.zoo import ZOO
 from support.zoo.checks import DRAWS, METHODS, accuracy, case, findings
 from support.zoo.entry import Entry, labels
@@ -42,13 +43,16 @@ DIFFERENT = """
 ## Clients with different labels
 
 Two clients start from the same random weights. Most examples of the first have one of two classes, those of the
-second one of the other two. Accuracy in per cent on all four classes, as a mean over SEEDS. –: the method refuses.
+second one of the other two. Accuracy in per cent on all four classes, SEEDS; "clients" is the mean of both before the
+merge. –: the method refuses.
 """
 MERGED = """
 ## What is merged
 
 The share of the parameters that are read as matrices, so that methods merge them with the data's statistics. The rest
-is averaged: scales of norms, free parameters, and what the last column names. An upload warns of these.
+is averaged: scales and shifts of norms, and parameters that no matrix has. Matrices that are averaged all the same are
+in the last two columns, with their type or the reason in brackets; `make_upload` and `relay` name them in a warning. A
+matrix on hidden states is averaged by echo-chain and relay alone. –: no upload can be made.
 """
 
 
@@ -80,21 +84,28 @@ def checked(name: str) -> dict[str, Any]:
     of = case(name)
     wrong: dict[str, str] = {}
     refused: dict[str, str] = {}
+    by_relay: list[str] = []
     for check, outcome, complaint in findings(name):
         method = check.split(": ")[1]
+        if check == "alone: relay":
+            by_relay = list(outcome.warned)
         if complaint:
             wrong[method] = f"{check}: {complaint}"
         elif outcome.refused:
             refused[method] = outcome.refused
-    upload = of.uploads[0]
-    numbers = {key: tensor.numel() for key, tensor in upload.weights.items() if tensor.is_floating_point()}
-    read = {key for layer in upload.layers for key in (layer.weight, layer.bias) if key in numbers}
-    share = sum(numbers[key] for key in read) / sum(numbers.values())
+    share, averaged = None, []
+    if of.uploads:
+        upload = of.uploads[0]
+        numbers = {key: tensor.numel() for key, tensor in upload.weights.items() if tensor.is_floating_point()}
+        read = {key for layer in upload.layers for key in (layer.weight, layer.bias) if key in numbers}
+        share = sum(numbers[key] for key in read) / sum(numbers.values())
+        averaged = [str(name) for name in upload.recipe["unknown"]]
     return {
-        "parameters": sum(numbers.values()),
+        "parameters": sum(t.numel() for t in plain(of.model).state_dict().values() if t.is_floating_point()),
         "accuracy": accuracy(of.entry, of.model),
         "share": share,
-        "averaged": [str(name) for name in upload.recipe["unknown"]],
+        "averaged": averaged,
+        "by_relay": by_relay,
         "wrong": wrong,
         "refused": refused,
     }
@@ -111,13 +122,18 @@ def different(entry: Entry, seeds: Sequence[int]) -> dict[str, list[float]]:
         models = [entry.train(10 * seed + i, y, start) for i, y in enumerate(own)]
         data = [entry.batches(y, 1000 + 10 * seed + i) for i, y in enumerate(own)]
         found.setdefault("clients", []).append(statistics.fmean(accuracy(entry, model) for model in models))
-        uploads = [
-            maecho.make_upload(model, batches, f"client {i}", progress=False)
-            for i, (model, batches) in enumerate(zip(models, data, strict=True))
-        ]
+        try:
+            uploads = [
+                maecho.make_upload(model, batches, f"client {i}", progress=False)
+                for i, (model, batches) in enumerate(zip(models, data, strict=True))
+            ]
+        except maecho.InputError:
+            uploads = []
         for method in MERGES:
             several = found.setdefault(method, [])
             try:
+                if not uploads and method != "relay":
+                    continue
                 if method == "relay":
                     state = maecho.relay(start, list(zip(models, data, strict=True)), progress=False)
                 else:
@@ -142,16 +158,24 @@ def marks(rows: dict[str, Any]) -> str:
 def merged(rows: dict[str, Any]) -> str:
     lines = [
         MERGED,
-        "| | parameters | merged | accuracy before | averaged, with a warning |",
-        "|---|---|---|---|---|",
+        "| | parameters | merged | accuracy | averaged by all methods | by echo-chain and relay, too |",
+        "|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
-        several = row["averaged"]
-        text = ", ".join(several[:2]) + (f" and {len(several) - 2} more" if len(several) > 2 else "")
-        lines.append(
-            f"| {name} | {row['parameters']:,} | {100 * row['share']:.0f} % | {100 * row['accuracy']:.0f} | {text} |"
-        )
+        share = "–" if row["share"] is None else f"{100 * row['share']:.0f} %"
+        here, there = _shortened(row["averaged"]), _shortened(_named(row["by_relay"], row["averaged"]))
+        lines.append(f"| {name} | {row['parameters']:,} | {share} | {100 * row['accuracy']:.0f} | {here} | {there} |")
     return "\n".join(lines) + "\n"
+
+
+def _named(warned: Sequence[str], known: Sequence[str]) -> list[str]:
+    """What the warnings of a relay name and those of an upload do not."""
+    names = [name for sentence in warned for name in sentence.split(": ")[-1].split(";")[0].split(", ")]
+    return [name for name in names if name not in known]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def accuracies(rows: dict[str, Any], seeds: int) -> str:
@@ -165,7 +189,12 @@ def accuracies(rows: dict[str, Any], seeds: int) -> str:
             for column in columns
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([DIFFERENT.replace("SEEDS", f"{seeds} seed(s)"), *lines]) + "\n"
+    return (
+        "\n".join(
+            [DIFFERENT.replace("SEEDS", "from one seed" if seeds == 1 else f"as a mean over {seeds} seeds"), *lines]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from support.zoo import ZOO
 from support.zoo.checks import KINDS, METHODS, accuracy, case, complaint
 
 CHECKS = [f"{kind}: {method}" for kind in KINDS for method in METHODS]
-SLOW = {"Swin", "EfficientNet", "PoolFormer", "RegNet"}
+SLOW = {"BART", "EfficientNet", "PoolFormer", "RegNet", "SegFormer", "Swin", "T5", "Wav2Vec2"}
 """Networks of many layers."""
 
 pytestmark = [

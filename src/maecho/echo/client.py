@@ -195,7 +195,7 @@ class RelayClient:
             if self._plan.averaged:
                 warnings.warn(
                     f"{self.client}: these are averaged, since they are no matrices that can be fitted: "
-                    f"{', '.join(self._plan.averaged)}",
+                    f"{', '.join(map(self._twin.in_words_of_the_model, self._plan.averaged))}",
                     stacklevel=3,
                 )
             if self._plan.idle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -278,3 +279,17 @@ def test_a_head_is_no_gate() -> None:
             return self.recurrent(self.first(x))[1][0]  # type: ignore[no-any-return]
 
     assert maecho.make_upload(Last().double(), data(), "ann", ["gram"]).head is None
+
+
+@pytest.mark.parametrize(("kind", "options", "ends"), [
+    (nn.LSTM, {}, ["_l0"]),
+    (nn.GRU, {"bidirectional": True}, ["_l0", "_l0_reverse"]),
+])  # fmt: skip
+def test_a_relay_names_what_it_averages_as_the_model_does(
+    kind: type[nn.RNNBase], options: dict[str, Any], ends: list[str]
+) -> None:
+    model = reader(kind, **options)
+    named = [f"recurrent.weight_hh{end}, recurrent.bias_hh{end} (on hidden states)" for end in ends]
+    with pytest.warns(UserWarning, match=f"that can be fitted: {re.escape(', '.join(named))}$"):
+        merged = maecho.relay(model, [(model, data())], progress=False)
+    assert set(merged.averaged) == {f"recurrent.{name}_hh{end}" for name in ("weight", "bias") for end in ends}

@@ -128,15 +128,23 @@ def accuracy(entry: Entry, model: nn.Module) -> float:
 
 def unnamed(of: Case, outcome: Outcome) -> list[str]:
     """Parameters that are multiplied as matrices, are only averaged, and are in no warning."""
-    # MA-Echo as released averages the last layer's rows by class.
-    head = of.uploads[0].head if outcome.method in ("ma-echo", "ma-echo+ot") else None
-    matrices = multiplied(of.entry, plain(of.model), of.data[0][:1])
+    matrices = multiplied(of.entry, plain(of.model), of.data[0][:1]) - expected(of, outcome.method)
     words = {word.strip(",;:()") for sentence in outcome.warned for word in sentence.split()}
-    return [
-        name
-        for name in outcome.averaged
-        if name in matrices and not words & {name, name.rpartition(".")[0]} and name.rpartition(".")[0] != head
-    ]
+    return [name for name in outcome.averaged if name in matrices and not words & {name, name.rpartition(".")[0]}]
+
+
+def expected(of: Case, method: str) -> set[str]:
+    """Parameters that a method averages by what it is, so that no warning has to name them."""
+    if method not in ("ma-echo", "ma-echo+ot", "fisher"):
+        return set()
+    upload = of.uploads[0]
+    if method == "fisher":
+        # The loss does not depend on these: a step backwards of which only the first state is read, for example.
+        fishers = [own.statistics["fisher"] for own in of.uploads]
+        zero = [name for name in fishers[0] if not any(own[name].any() for own in fishers)]
+        return set(upload.model_names(zero))
+    # MA-Echo as released averages the last layer's rows by class.
+    return set(upload.model_names(name for name in upload.weights if name.rpartition(".")[0] == upload.head))
 
 
 def multiplied(entry: Entry, model: nn.Module, batches: Sequence[Any]) -> set[str]:

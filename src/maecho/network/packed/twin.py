@@ -56,6 +56,14 @@ class Twin:
         chosen = set(packed_names(names, self.network.state_dict(), self.stored))
         return [name for name in self.names if name in chosen]
 
+    def in_words_of_the_model(self, part: str) -> str:
+        """Name a module of the twin that the original does not have by the original's tensors: "cell.hh_l0 (why)" is
+        "cell.weight_hh_l0, cell.bias_hh_l0 (why)". Everything else stays as it is."""
+        name, space, why = part.partition(" ")
+        inside = [tensor for tensor in self.network.state_dict() if tensor.startswith(f"{name}.")]
+        made = [] if set(inside) <= set(self.names) else self.packed_names(inside)
+        return f"{', '.join(made) or name}{space}{why}"
+
 
 def twin_of(model: nn.Module, without: Collection[str] = (), always_copy: bool = True) -> Twin:
     """The twin of a network, in evaluation mode. The network is not changed.
