@@ -94,14 +94,15 @@ def checked(name: str) -> dict[str, Any]:
         elif outcome.refused:
             refused[method] = outcome.refused
     share, averaged = None, []
+    weights = of.uploads[0].weights if of.uploads else plain(of.model).state_dict()
+    numbers = {key: tensor.numel() for key, tensor in weights.items() if tensor.is_floating_point()}
     if of.uploads:
         upload = of.uploads[0]
-        numbers = {key: tensor.numel() for key, tensor in upload.weights.items() if tensor.is_floating_point()}
         read = {key for layer in upload.layers for key in (layer.weight, layer.bias) if key in numbers}
         share = sum(numbers[key] for key in read) / sum(numbers.values())
         averaged = [str(name) for name in upload.recipe["unknown"]]
     return {
-        "parameters": sum(t.numel() for t in plain(of.model).state_dict().values() if t.is_floating_point()),
+        "parameters": sum(numbers.values()),
         "accuracy": accuracy(of.entry, of.model),
         "share": share,
         "averaged": averaged,
