@@ -18,12 +18,14 @@ So the steps of one mean are small ones in the block's own numbers. All that is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from maecho.linalg.leading import leading
 from maecho.linalg.spectra import Spectrum
 
 if TYPE_CHECKING:
@@ -97,11 +99,11 @@ class MeanRecursion:
         Q = torch.eye(K.shape[-2], dtype=K.dtype, device=K.device) if self._Q is None else self._Q
         return Q - (K * w.unsqueeze(-2)) @ K.mT
 
-    def spectrum(self) -> Spectrum:
-        """P = I − Q; its eigenvalues lie in [0, 1)."""
+    def spectrum(self, enough: int | None = None) -> Spectrum:
+        """P = I − Q; its eigenvalues lie in [0, 1). `enough`: how many directions are wanted; by default all."""
         if self._Q is None:
             P = Spectrum.of_factor(self._K[..., : self._used], self._w[:, : self._used])
         else:
             Q = self._folded()
-            P = Spectrum.of_dense(torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device) - Q)
-        return P.map(lambda s: s.clamp(max=1.0))
+            P = leading(torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device) - Q, enough)
+        return replace(P, values=P.values.clamp(max=1.0))

@@ -8,7 +8,7 @@ length is 1 for all but grouped convolutions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -151,7 +151,8 @@ class Spectrum:
         a file, so that products round in the same way.
         """
         rest = None if self.rest is None else self.rest.to(device=device)
-        return Spectrum(self.values.to(device=device), self.basis.to(dtype=dtype, device=device).contiguous(), rest)
+        basis = self.basis.to(dtype=dtype, device=device).contiguous()
+        return replace(self, values=self.values.to(device=device), basis=basis, rest=rest)
 
     def permuted(self, order: Tensor) -> Spectrum:
         """The groups in another order."""

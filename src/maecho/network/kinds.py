@@ -63,6 +63,10 @@ class Kind:
         """The rows that the matrix multiplies, [groups, n, in]. For tokens: the tokens themselves, [1, n]."""
         return x.reshape(1, -1, x.shape[-1])
 
+    def maps(self, module: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
+        """For rows that are all patches of maps at stride 1: these maps and the kernel; see the function `maps`."""
+        return None
+
     def output_rows(self, module: Any, z: Tensor) -> Tensor:
         """The module's outputs, or gradients of their shape, as rows [groups, n, out] in the order of `rows`."""
         return z.reshape(1, -1, z.shape[-1])
@@ -128,9 +132,24 @@ class Convolution(Kind):
         return 1 + len(module.kernel_size)
 
     def rows(self, module: Any, x: Tensor) -> Tensor:
+        return _patches(module, self._padded(module, x), module.stride)
+
+    def _padded(self, module: Any, x: Tensor) -> Tensor:
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        padded = functional.pad(_batched(module, x), _padding(module), mode=mode)
-        return _patches(module, padded, module.stride)
+        return functional.pad(_batched(module, x), _padding(module), mode=mode)
+
+    def maps(self, module: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
+        """Padded maps [groups, batch, height, width, channels] whose patches at stride 1 are the rows, and the kernel.
+        None if no such maps exist."""
+        axes = len(module.kernel_size)
+        if axes > 2 or {*module.stride, *module.dilation} != {1} or {*module.kernel_size} == {1}:
+            return None
+        padded = self._padded(module, x)
+        if any(size < k for size, k in zip(padded.shape[2:], module.kernel_size, strict=True)):
+            return None
+        padded = padded.reshape(len(padded), module.groups, -1, *([1] * (2 - axes)), *padded.shape[2:])
+        kernel = (1, *module.kernel_size)[-2:]
+        return padded.permute(1, 0, 3, 4, 2).contiguous(), kernel
 
     def output_rows(self, module: Any, z: Tensor) -> Tensor:
         z = _batched(module, z).movedim(1, -1)
@@ -217,6 +236,12 @@ def rows(module: nn.Module, x: Tensor) -> Tensor:
     """The rows [groups, n, in] that the module's weight multiplies for the input x. For tokens: whole numbers
     [1, n]."""
     return of(module).rows(module, x)
+
+
+def maps(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
+    """Maps [groups, batch, height, width, channels] and a kernel whose patches at stride 1 are the rows. None if the
+    rows are no such patches."""
+    return of(module).maps(module, x)
 
 
 def output_rows(module: nn.Module, z: Tensor) -> Tensor:

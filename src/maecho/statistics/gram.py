@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maecho.linalg.leading import leading
+from maecho.linalg.products import NARROW, SquareSums, scaled, single
+from maecho.linalg.shifts import patch_gram
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import Diagonal, add_into
 from maecho.network import kinds
-from maecho.network.layers import Layer, complete
-from maecho.statistics.of_layers import OfLayers, for_layers
+from maecho.network.layers import Layer, completed
+from maecho.statistics.of_layers import OfLayers, for_layers, widths
 from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting
 
 
@@ -45,20 +48,42 @@ class GramSums(Gatherer):
 
     def __init__(self, client: str) -> None:
         self._client = client
-        self._dense: dict[str, Tensor] = {}
+        self._dense: dict[str, SquareSums] = {}
         self._counts: dict[str, Tensor] = {}
 
     def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:
         x = x.detach()
         x = x.unsqueeze(0) if kinds.unbatched(module, x) else x
         for piece in x.split(kinds.examples_at_once(module, x)):
-            found = kinds.rows(module, piece)
-            if found.is_floating_point():
-                found = complete(found, layer)
-                add_into(self._dense, layer.name, found.mT @ found)
-            else:
-                counts = found[0].bincount(minlength=kinds.inputs(module)).double()
+            if layer.one_hot:
+                counts = kinds.rows(module, piece)[0].bincount(minlength=kinds.inputs(module)).double()
                 add_into(self._counts, layer.name, counts.unsqueeze(0).cpu())
+            else:
+                self._add(layer, module, piece.cpu() if piece.device.type == "mps" else piece)  # mps has no float64
+
+    def _add(self, layer: Layer, module: nn.Module, x: Tensor) -> None:
+        sums = self._dense.get(layer.name)
+        if sums is not None and sums.width > NARROW and not sums.few:
+            found = kinds.maps(module, x)
+            if found is not None:
+                self._add_maps(layer, sums, *found)
+                return
+        rows = completed(kinds.rows(module, x), layer)
+        if sums is None:
+            sums = self._dense[layer.name] = SquareSums(len(rows), rows.shape[-1], rows.device)
+        sums.add(rows)
+
+    def _add_maps(self, layer: Layer, sums: SquareSums, maps: Tensor, kernel: tuple[int, int]) -> None:
+        """The same without making the rows, which takes a third of the work or less."""
+        maps, factor = scaled(maps.float()) if single(maps, sums.width) else (maps.double(), 1.0)
+        gram, total = patch_gram(maps, kernel)
+        places = maps.shape[1] * (maps.shape[2] - kernel[0] + 1) * (maps.shape[3] - kernel[1] + 1)
+        gram *= factor
+        if layer.bias is not None:
+            ones = (factor**0.5 * total).unsqueeze(-1)
+            count = ones.new_full((len(ones), 1, 1), places)
+            gram = torch.cat([torch.cat([gram, ones], -1), torch.cat([ones.mT, count], -1)], -2)
+        sums.add_sums(gram, places)
 
     def matrix(self, layer: Layer, found: Found) -> Spectrum | Diagonal:
         """The Gram matrix of one layer. It has rank 0 if nothing reached the layer."""
@@ -67,7 +92,7 @@ class GramSums(Gatherer):
             return Diagonal(self._counts[layer.name]) if layer.name in self._counts else Diagonal.zero(groups, d)
         if layer.name not in self._dense:
             return Spectrum.zero(groups, d)
-        return Spectrum.of_dense(self._dense[layer.name]).to(device=torch.device("cpu"))
+        return leading(self._dense[layer.name].dense(), found.enough(widths(found))).to(device=torch.device("cpu"))
 
     def value(self, found: Found) -> dict[str, Spectrum | Diagonal]:
         return for_layers(self._client, found.layers, lambda layer: self.matrix(layer, found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from maecho.privacy import Privacy
 from maecho.statistics import STATISTICS, Options, Statistic
 from maecho.statistics.features import NO_NARROW_LAYER
 from maecho.statistics.of_layers import OfLayers
+from maecho.statistics.parts import COUNTS, TENSORS
 from maecho.statistics.passes.gather import Gathered, gather
 from maecho.statistics.statistic import Setting
 from maecho.upload import size
@@ -98,7 +100,9 @@ def make_upload(
     if isinstance(rule, size.ByLayer):
         rule.check(layer.name for layer in architecture.layers.values())
     weights = _weights(model, architecture, client)
-    setting = Setting(client, model, architecture, options, reader=Reader(model, client, reading))
+    matrices = sum(bool(statistic.kind not in (COUNTS, TENSORS)) for statistic in wanted)
+    room = size.room(rule, sum(tensor.nbytes for tensor in weights.values()), matrices)
+    setting = Setting(client, model, architecture, options, room=room, reader=Reader(model, client, reading))
     if privacy is None:
         gathered = gather(setting, batches, wanted, progress)
     else:
@@ -131,7 +135,13 @@ def make_upload(
             **promise,
         },
     )
-    return size.cut(upload, rule)
+    while True:
+        try:
+            return size.cut(upload, rule)
+        except size.NotEnough:
+            assert room is not None
+            room *= 4
+            upload = replace(upload, statistics=gathered.remade(room))
 
 
 def _warn(client: str, gathered: Gathered, by_default: bool) -> None:
