@@ -145,6 +145,7 @@ def measure(name: str, examples: int, device: str, only: Sequence[str]) -> None:
     print("| upload with | seconds | forward passes | epochs |\n|---|---|---|---|", flush=True)
     rows: dict[str, dict[str, Any]] = {one: {"statistics": [one]} for one in STATISTICS}
     rows["default"] = {}
+    rows |= {f"for {method}": {"for_methods": [method]} for method in METHODS}
     for label, arguments in rows.items():
         if only and label not in only:
             continue

@@ -35,6 +35,12 @@ def upload(
             f"{','.join(DEFAULT)}; with privacy {','.join(PRIVATE)}."
         ),
     ] = None,
+    for_methods: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="The methods that will merge, separated by commas: sends what these read and nothing else."
+        ),
+    ] = None,
     rank: Annotated[
         str,
         typer.Option(
@@ -81,6 +87,7 @@ def upload(
         labels=labels.value,
         generator=torch.Generator().manual_seed(seed),
         mean_of=mean_of,
+        for_methods=values.words(for_methods),
         privacy=privacy,
     )
     made.save(out, permissions)

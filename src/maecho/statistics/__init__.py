@@ -22,7 +22,11 @@ STATISTICS: dict[str, Statistic] = {
 }
 """Every statistic that can be gathered, by name. Each method says which of them it needs."""
 
+NEEDED_BY: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+"""Name of a method -> the statistics that it needs, and those that it reads if they are there. Methods
+take uploads, so nothing here can know them: `aggregation` enters each row of its METHODS."""
+
 INPUTS = next(name for name, statistic in STATISTICS.items() if statistic.of_inputs)
 """The statistic that inputs are drawn from, for all who need inputs but know no statistic."""
 
-__all__ = ["INPUTS", "STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]
+__all__ = ["INPUTS", "NEEDED_BY", "STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]
