@@ -62,7 +62,9 @@ def vit() -> nn.Module:
         "num_attention_heads": 6,
         "intermediate_size": 768,
     }
-    return Scores(ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=4, num_labels=10)))
+    config = ViTConfig(**sizes, image_size=32, patch_size=4)
+    config.num_labels = 10
+    return Scores(ViTForImageClassification(config))
 
 
 def minilm() -> nn.Module:
@@ -75,7 +77,9 @@ def minilm() -> nn.Module:
         "num_attention_heads": 12,
         "intermediate_size": 1536,
     }
-    return Scores(BertForSequenceClassification(BertConfig(**sizes, vocab_size=30522, num_labels=4)))
+    config = BertConfig(**sizes, vocab_size=30522)
+    config.num_labels = 4
+    return Scores(BertForSequenceClassification(config))
 
 
 def images(count: int, channels: int, side: int) -> Tensor:

@@ -41,7 +41,7 @@ class Leading(Spectrum):
     """The sum of the eigenvalues that were not computed, over all groups."""
 
     @property
-    def energy(self) -> Float[Tensor, " r"]:  # type: ignore[override]
+    def energy(self) -> Float[Tensor, " r"]:
         """The share of the sum of all eigenvalues that the first 1, 2, … r directions have, summed over groups."""
         total = self.values.double().sum(0)
         return total.cumsum(0) / (total.sum() + self.tail)

@@ -37,7 +37,7 @@ def patch_gram(
     """
     g, _, height, width, c = maps.shape
     rows, columns = (_parts(size, k) for size, k in zip((height, width), kernel, strict=True))
-    offsets = list(itertools.product(*map(range, kernel)))
+    offsets = [(down, across) for down in range(kernel[0]) for across in range(kernel[1])]
     G = maps.new_zeros(g, c, len(offsets), c, len(offsets), dtype=torch.float64)
     sums = maps.new_zeros(g, c, len(offsets), dtype=torch.float64)
     totals = {(a, b): _cut(maps, a, b).sum((1, 2, 3), dtype=torch.float64) for a in rows for b in columns}
@@ -73,7 +73,7 @@ def _of(
         [part for part in parts if i <= part[0] and part[1] <= i + whole - k + 1]
         for i, parts, whole, k in zip(offset, (rows, columns), size, kernel, strict=True)
     ]
-    return list(itertools.product(*chosen))
+    return [(row, column) for row in chosen[0] for column in chosen[1]]
 
 
 def _shifts(kernel: tuple[int, int]) -> list[tuple[int, int]]:
