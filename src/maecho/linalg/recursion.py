@@ -42,7 +42,7 @@ BLOCK = 64
 
 
 ROUND_OFF = 64 * torch.finfo(torch.float64).eps
-"""What is left of a direction that came before is known to this share of its square. Of inputs in usual units that is far
+"""What is left of a direction that came before is known to this share of its square. In usual units that is far
 below the damping."""
 
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -149,7 +150,7 @@ class Convolution(Kind):
             return None
         padded = padded.reshape(len(padded), module.groups, -1, *([1] * (2 - axes)), *padded.shape[2:])
         kernel = (1, *module.kernel_size)[-2:]
-        return padded.permute(1, 0, 3, 4, 2).contiguous(), kernel
+        return padded.permute(1, 0, 3, 4, 2).clone(memory_format=torch.contiguous_format), kernel
 
     def output_rows(self, module: Any, z: Tensor) -> Tensor:
         z = _batched(module, z).movedim(1, -1)

@@ -17,6 +17,9 @@ from maecho.network.layers import Layer, completed
 from maecho.statistics.of_layers import OfLayers, for_layers, widths
 from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting
 
+WAITING = 2**23
+"""How many numbers of the maps of a layer wait at most, beside those of one batch."""
+
 
 class Gram(OfLayers):
     """One matrix for each layer. A bias counts as one more input that is always 1."""
@@ -50,6 +53,8 @@ class GramSums(Gatherer):
         self._client = client
         self._dense: dict[str, SquareSums] = {}
         self._counts: dict[str, Tensor] = {}
+        self._maps: dict[str, list[Tensor]] = {}
+        self._kernels: dict[str, tuple[int, int]] = {}
 
     def see(self, layer: Layer, module: nn.Module, x: Tensor) -> None:
         x = x.detach()
@@ -66,15 +71,30 @@ class GramSums(Gatherer):
         if sums is not None and sums.width > NARROW and not sums.few:
             found = kinds.maps(module, x)
             if found is not None:
-                self._add_maps(layer, sums, *found)
+                self._wait(layer, *found)
                 return
         rows = completed(kinds.rows(module, x), layer)
         if sums is None:
             sums = self._dense[layer.name] = SquareSums(len(rows), rows.shape[-1], rows.device)
         sums.add(rows)
 
-    def _add_maps(self, layer: Layer, sums: SquareSums, maps: Tensor, kernel: tuple[int, int]) -> None:
-        """The same without making the rows, which takes a third of the work or less."""
+    def _wait(self, layer: Layer, maps: Tensor, kernel: tuple[int, int]) -> None:
+        """Keep maps until there are many. Then the products at their edges are no longer small ones."""
+        waiting = self._maps.setdefault(layer.name, [])
+        if waiting and waiting[0].shape[2:] != maps.shape[2:]:
+            self._add_maps(layer)
+        waiting.append(maps)
+        self._kernels[layer.name] = kernel
+        if sum(part.numel() for part in waiting) >= WAITING:
+            self._add_maps(layer)
+
+    def _add_maps(self, layer: Layer) -> None:
+        """Add the patches of the maps that wait, without making rows of them, which takes a third of the work or less."""
+        waiting = self._maps.get(layer.name)
+        if not waiting:
+            return
+        maps, kernel, sums = torch.cat(waiting, 1), self._kernels[layer.name], self._dense[layer.name]
+        waiting.clear()
         maps, factor = scaled(maps.float()) if single(maps, sums.width) else (maps.double(), 1.0)
         gram, total = patch_gram(maps, kernel)
         places = maps.shape[1] * (maps.shape[2] - kernel[0] + 1) * (maps.shape[3] - kernel[1] + 1)
@@ -87,6 +107,7 @@ class GramSums(Gatherer):
 
     def matrix(self, layer: Layer, found: Found) -> Spectrum | Diagonal:
         """The Gram matrix of one layer. It has rank 0 if nothing reached the layer."""
+        self._add_maps(layer)
         groups, _, d = layer.shape(found.weights)
         if layer.one_hot:
             return Diagonal(self._counts[layer.name]) if layer.name in self._counts else Diagonal.zero(groups, d)
