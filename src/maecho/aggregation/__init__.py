@@ -23,7 +23,6 @@ from maecho.aggregation.ot import OT, MAEchoOT
 from maecho.aggregation.regmean import RegMean
 from maecho.errors import InputError
 from maecho.linalg.finite import is_finite
-from maecho.statistics import NEEDED_BY
 from maecho.upload.cohort import Cohort, Source
 from maecho.upload.merged import Merged, make_recipe
 
@@ -99,9 +98,6 @@ def choose(
 def gathered_for(method: Method) -> frozenset[str]:
     """The statistics that a method needs, and the optional ones that it reads if an upload has them."""
     return method.needs | getattr(method, "uses", frozenset())
-
-
-NEEDED_BY.update({name: (method.needs, gathered_for(method) - method.needs) for name, method in METHODS.items()})
 
 
 def aggregate(

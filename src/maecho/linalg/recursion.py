@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maecho.linalg.leading import leading
 from maecho.linalg.spectra import Spectrum
 
 if TYPE_CHECKING:
@@ -118,12 +117,12 @@ class MeanRecursion:
         Q = torch.eye(K.shape[-2], dtype=K.dtype, device=K.device) if self._Q is None else self._Q
         return Q - (K * w.unsqueeze(-2)) @ K.mT
 
-    def spectrum(self, enough: int | None = None) -> Spectrum:
-        """P = I − Q; its eigenvalues lie in [0, 1). `enough`: how many directions are wanted; by default all."""
+    def spectrum(self) -> Spectrum:
+        """P = I − Q; its eigenvalues lie in [0, 1). Many are nearly 1, so no few of them lead."""
         self.settle()
         if self._Q is None:
             P = Spectrum.of_factor(self._K[..., : self._used], self._w[:, : self._used])
         else:
             Q = self._folded()
-            P = leading(torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device) - Q, enough)
+            P = Spectrum.of_dense(torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device) - Q)
         return replace(P, values=P.values.clamp(max=1.0))

@@ -89,7 +89,7 @@ class GramSums(Gatherer):
             self._add_maps(layer)
 
     def _add_maps(self, layer: Layer) -> None:
-        """Add the patches of the maps that wait, without making rows of them, which takes a third of the work or less."""
+        """Add the patches of the maps that wait, without making rows of them: a third of the work or less."""
         waiting = self._maps.get(layer.name)
         if not waiting:
             return

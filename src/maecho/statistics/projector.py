@@ -18,7 +18,7 @@ from maecho.network import kinds
 from maecho.network.forward import Pass
 from maecho.network.layers import Layer, complete
 from maecho.statistics.gram import GramSums
-from maecho.statistics.of_layers import OfLayers, for_layers, widths
+from maecho.statistics.of_layers import OfLayers, for_layers
 from maecho.statistics.parts import PROJECTORS
 from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
@@ -183,7 +183,7 @@ class _Recursions(Gatherer):
         if layer.one_hot:
             return projector(self._tokens.matrix(layer, found), recursion.DAMPING)
         if layer.name in self._recursions:
-            return self._recursions[layer.name].spectrum(found.enough(widths(found))).to(device=torch.device("cpu"))
+            return self._recursions[layer.name].spectrum().to(device=torch.device("cpu"))
         groups, _, d = layer.shape(found.weights)
         return Spectrum.zero(groups, d)
 

@@ -97,9 +97,8 @@ def room(rule: Rule, weights: int, statistics: int) -> float | None:
     return max(0.0, GENEROUS * (amount - weights) / max(1, statistics))
 
 
-GENEROUS = 3.0
-"""More than an equal part, since statistics that need less leave room to others. To compute directions anew costs more
-than to compute too many."""
+GENEROUS = 1.5
+"""More than an equal part, since statistics that need less leave room to others."""
 
 
 def cut(upload: Upload, rule: Rule) -> Upload:
