@@ -48,6 +48,7 @@ benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/qp.py
 	$(BIN)/python benchmarks/echo.py
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/client.py
 
 # torch first and alone, at its pin: the CPU build where one is at hand.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from maecho.linalg import cosines
 from maecho.linalg.leading import Leading, leading
-from maecho.linalg.products import SquareSums, single
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.sums.products import SquareSums, single
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from maecho.linalg.leading import leading
-from maecho.linalg.products import NARROW, SquareSums, scaled, single
-from maecho.linalg.shifts import patch_gram
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.sums.products import NARROW, SquareSums, scaled, single
+from maecho.linalg.sums.shifts import patch_gram
 from maecho.linalg.symmetric import Diagonal, add_into
 from maecho.network import kinds
 from maecho.network.layers import Layer, completed

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from maecho.linalg import products
-from maecho.linalg.products import PIECE, SquareSums
+from maecho.linalg.sums import products
+from maecho.linalg.sums.products import PIECE, SquareSums
 from support.clients import rng
 
 WIDE = products.NARROW + 13

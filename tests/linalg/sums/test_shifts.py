@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from maecho.linalg import shifts
-from maecho.linalg.shifts import patch_gram
+from maecho.linalg.sums import shifts
+from maecho.linalg.sums.shifts import patch_gram
 from support.clients import rng
 
 SHAPES = [

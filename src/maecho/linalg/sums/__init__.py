@@ -1,0 +1,1 @@
+"""Sums of x xᵀ over many rows x: from batches of rows, and from maps whose patches are the rows."""
