@@ -63,7 +63,7 @@ def test_the_limits_are_what_the_documents_say() -> None:
     assert (scatter.EXACT_WIDTH, scatter.EXACT_ON_GPU, scatter.SKETCH) == (1024, 4096, 512)
     assert Scatter((32, 32)).folded_away() is None
     assert Scatter((1025,))._scatter.shape == (0, 1025)
-    assert Scatter((1024,))._scatter.shape == (1024, 1024)
+    assert Scatter((1024,))._sums is not None
 
 
 @pytest.mark.parametrize("n", [300, 1300])
