@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from maecho.linalg.leading import SMALL, Leading, leading
+from maecho.linalg.leading import SMALL, Leading, leading, leading_of_gram
 from maecho.linalg.spectra import Spectrum
 from support.clients import rng
 
@@ -82,6 +82,35 @@ def test_what_is_not_finite_is_refused(wrong: float) -> None:
     A = torch.full((1, WIDE, WIDE), wrong, dtype=torch.float64)
     with pytest.raises(ValueError, match="finite, got NaN or infinity"):
         leading(A, 20)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4, 1e4])
+def test_directions_of_a_gram_lead_in_its_unit(scale: float) -> None:
+    """The constant of a bias is as large as the data, whatever the units of the data."""
+    n = 900
+    x = torch.randn(n, WIDE, generator=rng(3), dtype=torch.float64) * 0.97 ** torch.arange(WIDE) + 0.1
+    X = torch.cat([scale * x, torch.ones(n, 1, dtype=torch.float64)], 1).unsqueeze(0)
+    G = X.mT @ X
+    found, whole = leading_of_gram(G, True, 50), Spectrum.of_gram(G, True)
+    assert isinstance(found, Leading)
+    assert found.unit is not None
+    torch.testing.assert_close(found.unit, whole.unit)
+    torch.testing.assert_close(found.trace, whole.trace)
+    torch.testing.assert_close(found.values[0, :10], whole.values[0, :10], rtol=1e-6, atol=0)
+    for share in (0.3, 0.7):
+        assert found.rank_for(share) == whole.rank_for(share)
+    found, whole = found.cut(20, keep_rest=True), whole.cut(20, keep_rest=True)
+    assert not isinstance(found, Leading)
+    error = (found.dense() - whole.dense())[0]
+    assert float(error[:-1, :-1].norm() / whole.dense()[0, :-1, :-1].norm()) < 1e-3
+    assert float(error[-1, -1].abs()) < 1e-3 * n
+
+
+def test_what_is_made_of_leading_directions_forgets_the_others() -> None:
+    found = leading(matrix(DECAYS["slow"]), 50)
+    for made in (found.cut(10), found.cut(10, keep_rest=True), found.held(), found.map(torch.sqrt), found.completed()):
+        assert type(made) is Spectrum
+    assert type(found.to(dtype=torch.float32)) is Leading
 
 
 def test_zero_has_no_directions() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,11 +23,13 @@ CONVOLUTIONS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "dilation": (nn.Conv2d(9, 4, 3, dilation=2), (9, 8, 7)),
     "one place": (nn.Conv2d(70, 4, 1), (70, 4, 4)),
     "three axes": (nn.Conv3d(3, 4, 3, padding=1), (3, 4, 4, 4)),
+    "transposed": (nn.ConvTranspose2d(9, 4, 3, padding=1), (9, 8, 7)),
+    "transposed, stride": (nn.ConvTranspose2d(9, 4, 3, stride=2), (9, 5, 4)),
 }
 
 
 def rows(module: nn.Module, x: Tensor) -> Tensor:
-    found = kinds.rows(module, x).double()
+    found = kinds.rows(module, kinds.entering(module, (x,), {})).double()
     return found if module.bias is None else torch.cat([found, torch.ones(*found.shape[:-1], 1)], -1)
 
 
@@ -51,6 +55,19 @@ def test_maps_of_several_sizes() -> None:
     found = make_upload(model, batches, "a", ["gram"], rank=None).statistics["gram"]["0"].dense()[0].double()
     expected = sum(rows(module, x)[0].T @ rows(module, x)[0] for x in batches)
     assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+class Turned(kinds.Convolution):
+    """Reads each patch from its end."""
+
+    def rows(self, module: Any, x: Tensor) -> Tensor:
+        return super().rows(module, x).flip(-1)
+
+
+def test_a_derived_kind_with_other_rows_has_no_maps() -> None:
+    module, x = nn.Conv2d(9, 4, 3), torch.rand(2, 9, 8, 7)
+    assert kinds.Convolution().maps(module, x) is not None
+    assert Turned().maps(module, x) is None
 
 
 def test_shifts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import maecho
 from maecho import InputError, Privacy, Upload, make_upload
-from maecho.cli import console
+from maecho.cli import inspecting
 from maecho.network.forward import forward
 from maecho.network.layers import read
 from maecho.statistics import Options
@@ -87,7 +87,7 @@ def test_an_upload_with_privacy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     again = Upload.load(tmp_path / "ann.safetensors")
     sentence = inspection.privacy(again)
     assert sentence is not None
-    console.show_upload(tmp_path / "ann.safetensors", as_json=False)
+    inspecting.show_upload(tmp_path / "ann.safetensors", as_json=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Privacy, as the client says: {sentence}." in shown
     assert "(ε, δ) = (4.377, 1e-05) for one example of one client, added or removed" in shown
