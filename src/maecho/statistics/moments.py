@@ -11,8 +11,8 @@ from torch import Tensor
 from maecho.errors import InputError, UploadError
 from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import NO_CLASS, Covariance, Gaussians, nearer_to_diagonal
-from maecho.linalg.scatter import Scatter
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.sums.scatter import Scatter
 from maecho.linalg.symmetric import eigenvalues
 from maecho.network.forward import Pass
 from maecho.privacy import NoisySums

@@ -1,1 +1,1 @@
-"""Sums of x xᵀ over many rows x, which may be the patches of maps, and sums of factored matrices over clients."""
+"""Sums of x xᵀ over rows x, around 0 or a mean, of rows or patches of maps; sums of factored matrices over clients."""

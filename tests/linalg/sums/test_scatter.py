@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from maecho.linalg import cosines, scatter
-from maecho.linalg.scatter import Scatter
+from maecho.linalg import cosines
+from maecho.linalg.sums import scatter
+from maecho.linalg.sums.scatter import Scatter
 from support.clients import rng
 
 LONG = scatter.EXACT_WIDTH + 6
