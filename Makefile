@@ -55,6 +55,7 @@ benchmark: $(VENV)/.installed
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/qp_gram.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/client.py
 
 # Beside FusionBench and mergekit, which get an environment of their own. Its table is in docs/benchmarks.md.
 PEERS := .venv-peers

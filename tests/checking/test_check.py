@@ -348,7 +348,8 @@ def test_times() -> None:
     times = maecho.check(network(), batches()).times
     assert times is not None
     assert times.step is not None
-    assert 0 < times.forward < times.step < 1
+    assert 0 < times.forward < 1
+    assert 0 < times.step < 1
     assert times.statistics > times.forward
     assert times.batches == len(batches())
     seconds = times.batches * times.statistics + times.once
@@ -357,6 +358,14 @@ def test_times() -> None:
     unknown = maecho.check(network(), iter(batches())).times
     assert unknown is not None
     assert (unknown.batches, unknown.seconds, unknown.epochs) == (None, None, None)
+
+
+def test_a_step_of_training_takes_longer_than_a_forward_pass() -> None:
+    wide = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 3))  # milliseconds, not noise
+    times = maecho.check(wide, [(torch.randn(256, 512, generator=rng()), torch.arange(256) % 3)]).times
+    assert times is not None
+    assert times.step is not None
+    assert times.step > times.forward
 
 
 @pytest.mark.parametrize("make", [network, resnet, transformer, twins])

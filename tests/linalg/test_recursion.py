@@ -48,6 +48,7 @@ def test_a_wide_layer_holds_a_quarter_of_its_width_in_columns() -> None:
     one.add(means[:, :275])
     assert one._Q is None
     one.add(means[:, 275:])
+    one.settle()
     assert one._Q is not None
     torch.testing.assert_close(torch.eye(1100).double() - one._folded(), literal(means, recursion.DAMPING, 0.5))
 
@@ -74,6 +75,7 @@ def test_no_input_is_the_zero_matrix_and_no_eigenvalue_is_above_one() -> None:
     assert torch.equal(one.spectrum().dense(), torch.zeros(2, 4, 4).double())
     exact = MeanRecursion(9, 8, damping=0.0, step=1.0)
     exact.add(inputs(9, 3, 8))
+    exact.settle()
     columns = exact._K[..., :3], exact._w[:, :3]
     assert float(Spectrum.of_factor(*columns).values.max()) > 1, "round-off"
     assert float(exact.spectrum().values.max()) == 1
@@ -85,3 +87,34 @@ def test_float32_means_are_added_in_float64() -> None:
     one.add(means)
     assert one.spectrum().values.dtype == torch.float64
     torch.testing.assert_close(one.spectrum().dense(), literal(means, recursion.DAMPING, 0.5), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("pieces", [1, 5, 63, 64, 65, 200])
+def test_blocks_are_the_same_whatever_the_pieces(pieces: int) -> None:
+    means = inputs(2, 200, 30)
+    one, other = MeanRecursion(2, 30), MeanRecursion(2, 30)
+    for part in means.split(pieces, 1):
+        one.add(part)
+    other.add(means)
+    torch.testing.assert_close(one.spectrum().dense(), other.spectrum().dense(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(one.spectrum().dense(), literal(means, recursion.DAMPING, 0.5))
+
+
+def test_means_are_copied() -> None:
+    means = inputs(1, 3, 4)
+    one = MeanRecursion(1, 4)
+    one.add(means)
+    expected = literal(means, recursion.DAMPING, 0.5)
+    means.zero_()
+    torch.testing.assert_close(one.spectrum().dense(), expected)
+
+
+def test_round_off_of_large_means_is_not_taken_for_a_direction() -> None:
+    """The same large mean again and again: what is left of it is round-off, which may even be negative."""
+    means = 1e12 * torch.ones(1, 200, 6, dtype=torch.float64)
+    one = MeanRecursion(1, 6)
+    one.add(means)
+    found = one.spectrum()
+    assert found.complaint(1.0) is None
+    assert float(found.values[0, 0]) == pytest.approx(1.0)
+    assert float(found.values.sum()) == pytest.approx(1.0, abs=1e-3)

@@ -10,7 +10,7 @@ import maecho
 from maecho.linalg import recursion
 from maecho.linalg.gaussians import NO_CLASS
 from maecho.linalg.recursion import MeanRecursion
-from maecho.linalg.scatter import SKETCH, Scatter
+from maecho.linalg.sums.scatter import SKETCH, Scatter
 from maecho.linalg.symmetric import Diagonal
 from maecho.network.kinds import rows
 from maecho.statistics import STATISTICS

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import maecho
 from maecho.linalg.gaussians import NO_CLASS, Gaussians
-from maecho.linalg.scatter import SKETCH
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.sums.scatter import SKETCH
 from maecho.linalg.symmetric import Diagonal
 from maecho.statistics.moments import CLUSTERED, ClassScatter, centres
 from maecho.synthesis.pseudo import PseudoInputs, seed_for

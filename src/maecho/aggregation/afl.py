@@ -25,7 +25,7 @@ from maecho.aggregation.average import average
 from maecho.aggregation.method import Assembly, Guide, parts_of
 from maecho.errors import UploadError
 from maecho.linalg.means import as_working, has_mean
-from maecho.linalg.sums import Sums
+from maecho.linalg.sums.weighted import Sums
 from maecho.network.layers import find
 from maecho.options import NOT_NEGATIVE, number, one_of
 from maecho.upload.merged import Merged

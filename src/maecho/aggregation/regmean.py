@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maecho.aggregation.average import add_product, average, shares
 from maecho.aggregation.method import Assembly, Guide, parts_of
-from maecho.linalg.sums import Sums
+from maecho.linalg.sums.weighted import Sums
 from maecho.options import NOT_NEGATIVE, number
 from maecho.upload.merged import Merged
 from maecho.upload.upload import Upload

@@ -12,8 +12,8 @@ from typing import Any
 
 from maecho.checking.found import SizeFound
 from maecho.linalg.gaussians import Gaussians
-from maecho.linalg.scatter import EXACT_WIDTH, SKETCH
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.sums.scatter import EXACT_WIDTH, SKETCH
 from maecho.statistics import STATISTICS, Statistic
 from maecho.statistics.parts import entries
 from maecho.upload import size

@@ -24,6 +24,12 @@ def upload(
     out: Annotated[Path, typer.Option(help="The file to write.")],
     weights: Weights = None,
     statistics: Statistics = None,
+    for_methods: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="The methods that will merge, separated by commas: sends what these read and nothing else."
+        ),
+    ] = None,
     rank: Rank = "4x",
     labels: Annotated[
         values.Labels,
@@ -67,6 +73,7 @@ def upload(
         labels=labels.value,
         generator=torch.Generator().manual_seed(seed),
         mean_of=mean_of,
+        for_methods=values.words(for_methods),
         privacy=privacy,
     )
     made.save(out, permissions)

@@ -21,7 +21,7 @@ from maecho.echo.replay.replay import Replay
 from maecho.echo.totals import ByClass, UnitSums
 from maecho.echo.withheld.carriers import Carriers, Kept
 from maecho.errors import InputError
-from maecho.linalg.sums import square
+from maecho.linalg.sums.weighted import square
 from maecho.network import kinds
 from maecho.network.attention import slow_path
 from maecho.network.batches.labels import NO_LABELS, complaint

@@ -19,6 +19,7 @@ So the steps of one mean are small ones in the block's own numbers. All that is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +41,11 @@ BLOCK = 64
 """The most means of a block. Twice as many cost four times as much elimination, and larger products gain less."""
 
 
+ROUND_OFF = 64 * torch.finfo(torch.float64).eps
+"""What is left of a direction that came before is known to this share of its square. In usual units that is far
+below the damping."""
+
+
 class MeanRecursion:
     """Computes P of one layer from one mean input after the other, in float64, on the device of the first means."""
 
@@ -51,12 +57,22 @@ class MeanRecursion:
         self._K = torch.zeros(groups, d, 0, dtype=torch.float64)
         self._w = torch.zeros(groups, 0, dtype=torch.float64)
         self._used = 0
+        self._waiting: list[Tensor] = []
 
     def add(self, means: Float[Tensor, "g n d"]) -> None:
-        if not self._used and self._Q is None:
+        """Add means. They wait until they fill a block."""
+        if not self._waiting and not self._used and self._Q is None:
             self._K, self._w = self._K.to(means.device), self._w.to(means.device)
-        for block in means.to(self._K).split(BLOCK, 1):
-            self._add(block.mT)
+        self._waiting.append(means.to(self._K, copy=True))
+        if sum(part.shape[1] for part in self._waiting) >= BLOCK:
+            self.settle()
+
+    def settle(self) -> None:
+        """Add the means that wait."""
+        if self._waiting:
+            means, self._waiting = torch.cat(self._waiting, 1), []
+            for block in means.split(BLOCK, 1):
+                self._add(block.mT)
 
     def _add(self, R: Float[Tensor, "g d m"]) -> None:
         count = R.shape[-1]
@@ -65,20 +81,24 @@ class MeanRecursion:
         K, w = self._K[..., : self._used], self._w[:, : self._used]
         Z = R if self._Q is None else self._Q @ R
         Z = Z - K @ (w.unsqueeze(-1) * (K.mT @ R))
-        m, new = self._eliminated(R.mT @ Z)
+        m, new = self._eliminated(R.mT @ Z, ROUND_OFF * R.square().sum(-2))
         M = (new.unsqueeze(-1) * m).triu(1) + torch.eye(count, dtype=m.dtype, device=m.device)
         after = self._used + count
         self._K[..., self._used : after] = torch.linalg.solve_triangular(M, Z, upper=True, left=False)
         self._w[:, self._used : after] = new
         self._used = after
 
-    def _eliminated(self, S: Float[Tensor, "g m m"]) -> tuple[Float[Tensor, "g m m"], Float[Tensor, "g m"]]:
-        """m_ij = k_iᵀ r_j for i ≤ j, and w. In numpy, whose calls on small matrices cost the least."""
-        left = S.cpu().numpy().copy()
+    def _eliminated(
+        self, S: Float[Tensor, "g m m"], least: Float[Tensor, "g m"]
+    ) -> tuple[Float[Tensor, "g m m"], Float[Tensor, "g m"]]:
+        """m_ij = k_iᵀ r_j for i ≤ j, and w. In numpy, whose calls on small matrices cost the least.
+
+        An m_ii below `least` is round-off and counts as `least`.
+        """
+        left, floor = S.cpu().numpy().copy(), least.cpu().numpy()
         w = np.zeros(left.shape[:2])
         for i in range(left.shape[-1]):
-            pivot = left[:, i, i].clip(min=0.0)  # round-off may make it negative
-            w[:, i] = self.step / (self.damping + pivot)
+            w[:, i] = self.step / (self.damping + np.maximum(left[:, i, i], floor[:, i]))
             row = left[:, i, i + 1 :]
             left[:, i + 1 :, i + 1 :] -= (w[:, i, None] * row)[:, :, None] * row[:, None, :]
         return torch.from_numpy(left).to(S.device), torch.from_numpy(w).to(S.device)
@@ -99,10 +119,11 @@ class MeanRecursion:
         return Q - (K * w.unsqueeze(-2)) @ K.mT
 
     def spectrum(self) -> Spectrum:
-        """P = I − Q; its eigenvalues lie in [0, 1)."""
+        """P = I − Q; its eigenvalues lie in [0, 1). Many are nearly 1, so no few of them lead."""
+        self.settle()
         if self._Q is None:
             P = Spectrum.of_factor(self._K[..., : self._used], self._w[:, : self._used])
         else:
             Q = self._folded()
             P = Spectrum.of_dense(torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device) - Q)
-        return P.map(lambda s: s.clamp(max=1.0))
+        return replace(P, values=P.values.clamp(max=1.0))

@@ -143,11 +143,11 @@ class Spectrum:
             return self
         values = self.values[:, :rank].contiguous()
         rest = (self.trace - values.double().sum(-1)).clamp(min=0) / max(1, self.width - rank) if keep_rest else None
-        return replace(self, values=values, basis=self.basis[..., :rank].contiguous(), rest=rest)
+        return Spectrum(values, self.basis[..., :rank].contiguous(), rest, self.unit)
 
     def held(self) -> Spectrum:
         """U diag(s) Uᵀ alone, without the rest."""
-        return self if self.rest is None else replace(self, rest=None)
+        return self if self.rest is None else Spectrum(self.values, self.basis, None, self.unit)
 
     def completed(self) -> Spectrum:
         """The same matrix without a rest: every direction is held. That takes as much memory as a dense matrix."""
@@ -156,13 +156,13 @@ class Spectrum:
         Q, _ = torch.linalg.qr(self.basis.double(), mode="complete")
         others = Q[..., self.rank :].to(self.basis)
         values = torch.cat([self.values, self.rest.to(self.values).unsqueeze(-1).expand(-1, others.shape[-1])], -1)
-        return replace(self, values=values, basis=torch.cat([self.basis, others], -1), rest=None)
+        return Spectrum(values, torch.cat([self.basis, others], -1), None, self.unit)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Spectrum:
         """The same directions with other eigenvalues: U diag(f(s)) Uᵀ + f(t) (I − U Uᵀ). f(0) must be 0, since without
         a rest the directions of eigenvalue 0 are not held."""
         rest = None if self.rest is None else function(self.rest)
-        return replace(self, values=function(self.values), rest=rest)
+        return Spectrum(function(self.values), self.basis, rest, self.unit)
 
     def scaled(self, factor: float) -> Spectrum:
         """Every eigenvalue times a factor, at least 0."""
@@ -176,7 +176,7 @@ class Spectrum:
         """
         basis = self.basis.to(dtype=dtype, device=device).contiguous()
         rest, unit = (None if t is None else t.to(device=device) for t in (self.rest, self.unit))
-        return Spectrum(self.values.to(device=device), basis, rest, unit)
+        return replace(self, values=self.values.to(device=device), basis=basis, rest=rest, unit=unit)
 
     def permuted(self, order: Tensor) -> Spectrum:
         """The groups in another order."""

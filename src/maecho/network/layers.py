@@ -121,7 +121,12 @@ def find(layers: Iterable[Layer], name: str | None) -> Layer | None:
 
 def complete(found: Float[Tensor, "g n d"], layer: Layer) -> Tensor:
     """Rows in float64, with one more input that is always 1 if the layer has a bias."""
-    found = devices.double(found)
+    return completed(devices.double(found), layer)
+
+
+def completed(found: Float[Tensor, "g n d"], layer: Layer) -> Tensor:
+    """Rows in their own dtype, with one more input that is always 1 if the layer has a bias."""
+    found = found.cpu() if found.device.type == "mps" else found  # mps has no float64, in which rows are added up
     return found if layer.bias is None else torch.cat([found, found.new_ones(*found.shape[:-1], 1)], -1)
 
 

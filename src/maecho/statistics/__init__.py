@@ -22,7 +22,24 @@ STATISTICS: dict[str, Statistic] = {
 }
 """Every statistic that can be gathered, by name. Each method says which of them it needs."""
 
+NEEDED_BY: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "fedavg": (frozenset(), frozenset()),
+    "ma-echo": (frozenset({"projector"}), frozenset({"classes"})),
+    "ma-echo+ot": (frozenset({"projector"}), frozenset({"classes"})),
+    "ot": (frozenset(), frozenset()),
+    "pfnm": (frozenset(), frozenset()),
+    "fedma": (frozenset(), frozenset()),
+    "regmean": (frozenset({"gram"}), frozenset()),
+    "fisher": (frozenset({"fisher"}), frozenset()),
+    "kronecker": (frozenset({"gram", "gradients"}), frozenset()),
+    "afl": (frozenset({"gram", "targets"}), frozenset()),
+    "dense": (frozenset({"moments"}), frozenset()),
+    "echo-chain": (frozenset({"moments"}), frozenset({"features"})),
+}
+"""Name of a method -> the statistics that it needs with its default options, and those that it reads if they are there.
+So a client need not load the methods. A test holds this to METHODS."""
+
 INPUTS = next(name for name, statistic in STATISTICS.items() if statistic.of_inputs)
 """The statistic that inputs are drawn from, for all who need inputs but know no statistic."""
 
-__all__ = ["INPUTS", "STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]
+__all__ = ["INPUTS", "NEEDED_BY", "STATISTICS", "Gatherer", "NotGathered", "Options", "Statistic"]

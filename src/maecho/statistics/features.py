@@ -128,7 +128,7 @@ class _AtTheNarrowLayer(Gatherer):
     def value(self, found: Found) -> dict[str, Gaussians]:
         if self._layer is None or self._reason:
             raise NotGathered(self._reason)
-        return {self._layer: self._scatter.moments()}
+        return {self._layer: self._scatter.moments(found.enough)}
 
 
 def narrow(

@@ -27,6 +27,9 @@ from maecho.statistics.parts import check_real
 from maecho.statistics.per_example import CHUNK, LongWay, squares, token_squares
 from maecho.statistics.statistic import Carrier, Found, Gatherer, Options, Setting, Statistic
 
+KEPT = 2**24
+"""The most numbers of inputs that are kept for all directions of a batch."""
+
 
 class FisherDiagonal(Statistic):
     """A mapping: name of the weight -> a tensor of its shape."""
@@ -95,6 +98,8 @@ class _Squares(BackwardGatherer):
         self._of_parameters: dict[str, Tensor] = {}
         self._fast: dict[str, list[Call]] = {}
         self._used: set[str] = set()
+        self._kept: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
+        self._room = 0
 
     def begin(self, batch: Batch) -> None:
         if not self._probed:
@@ -109,6 +114,7 @@ class _Squares(BackwardGatherer):
             and all(kinds.examples_first(call.module, call.x, call.z, batch.step.size) for call in own)
         }
         self._used = set()
+        self._kept, self._room = {}, KEPT
 
     def _probe(self, batch: Batch) -> None:
         """Find the layers where the first example changes more than the first entry of the outputs. There another axis
@@ -125,14 +131,15 @@ class _Squares(BackwardGatherer):
     def see_gradients(self, batch: Batch, deltas: Deltas, sums: Mapping[str, Tensor | None] | None) -> None:
         self._used |= {name for name, total in (sums or {}).items() if total is not None}
         for name, own in list(self._fast.items()):
-            F, total = self._squares(own, deltas, batch.step.size)
+            F, total = self._squares(own, deltas, batch.step.size, summed=sums is not None)
             if sums is not None and not self._agrees(self._layers[name], total, F, sums, batch):
                 del self._fast[name]
             else:
                 add_into(self._of_rows, name, F)
 
-    def _squares(self, own: list[Call], deltas: Deltas, n: int) -> tuple[Tensor, Tensor]:
-        """From the rows of all uses of one layer: the sum over examples of squared gradients, and of gradients."""
+    def _squares(self, own: list[Call], deltas: Deltas, n: int, summed: bool) -> tuple[Tensor, Tensor]:
+        """From the rows of all uses of one layer: the sum over examples of squared gradients, and, if `summed`, of
+        gradients."""
         layer = own[0].layer
         groups, out, d = layer.shape(self._parameters)
         F = torch.zeros(groups, out, d, dtype=torch.float64)
@@ -144,14 +151,32 @@ class _Squares(BackwardGatherer):
         entries = groups * d * (places if places == 1 else max(places, out))
         size = n if layer.one_hot else max(1, CHUNK // entries)
         for start in range(0, n, size):
-            x, g = _rows(layer, used, slice(start, start + size), groups, out)
+            piece = slice(start, start + size)
+            g = _gradients(used, piece, groups, out)
+            x, squared = self._inputs(layer, used, piece, groups)
             if layer.one_hot:
                 found = token_squares(x[0].to(g.device), g[0], d, kinds.frozen_token(own[0].module))
             else:
-                found = squares(x, g)
+                found = squares(x, g, squared, summed)
             F += found[0].cpu()
-            total += found[1].cpu()
+            if summed:
+                total += found[1].cpu()
         return F, total
+
+    def _inputs(
+        self, layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """The inputs of a layer for some examples, and their squares if each example has one row. All directions of a
+        batch share them, so they are kept while there is room."""
+        key = (piece.start, *(id(call) for call, _ in used))
+        if key in self._kept:
+            return self._kept[key]
+        x = _inputs(layer, used, piece, groups)
+        found = x, x.square() if x.shape[2] == 1 and not layer.one_hot else None
+        if x.numel() <= self._room:
+            self._room -= x.numel()
+            self._kept[key] = found
+        return found
 
     def _agrees(self, layer: Layer, total: Tensor, F: Tensor, sums: Mapping[str, Tensor | None], batch: Batch) -> bool:
         """Whether the layer's rows account for the whole gradient. They do not if the weight is used elsewhere too."""
@@ -167,6 +192,7 @@ class _Squares(BackwardGatherer):
 
     def end(self, batch: Batch) -> None:
         """Add the squares of all parameters that the fast way does not cover."""
+        self._kept = {}
         done = {part for name in self._fast for part in (self._layers[name].weight, self._layers[name].bias)}
         first = {id(p): name for name, p in self._model.named_parameters()}
         names = {first[id(p)]: name for name, p in self._parameters.items() if name in self._used - done}
@@ -190,15 +216,22 @@ class _Squares(BackwardGatherer):
         return F
 
 
-def _rows(layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: int, out: int) -> tuple[Tensor, Tensor]:
-    """The inputs of a layer and the gradients at its outputs, for some examples: [groups, examples, places, width]."""
-    inputs, gradients = [], []
-    for call, delta in used:
-        x, g = kinds.rows(call.module, call.x[piece]), kinds.output_rows(call.module, delta[piece])
-        count = len(call.x[piece])
-        if not layer.one_hot:
-            x = complete(x, layer)
-        g = devices.double(g)
-        inputs.append(x.reshape(groups, count, x.shape[1] // count, *x.shape[2:]))
-        gradients.append(g.reshape(groups, count, -1, out))
-    return torch.cat(inputs, 2), torch.cat(gradients, 2)
+def _inputs(layer: Layer, used: list[tuple[Call, Tensor]], piece: slice, groups: int) -> Tensor:
+    """The inputs of a layer, for some examples: [groups, examples, places, in]."""
+    found = []
+    for call, _ in used:
+        x, count = kinds.rows(call.module, call.x[piece]), len(call.x[piece])
+        x = x if layer.one_hot else complete(x, layer)
+        found.append(x.reshape(groups, count, x.shape[1] // count, *x.shape[2:]))
+    return torch.cat(found, 2)
+
+
+def _gradients(used: list[tuple[Call, Tensor]], piece: slice, groups: int, out: int) -> Tensor:
+    """The gradients at its outputs, for the same examples: [groups, examples, places, out]."""
+    return torch.cat(
+        [
+            devices.double(kinds.output_rows(call.module, delta[piece])).reshape(groups, len(call.x[piece]), -1, out)
+            for call, delta in used
+        ],
+        2,
+    )

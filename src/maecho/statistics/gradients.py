@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from maecho import devices
+from maecho.linalg.leading import leading
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.symmetric import add_into
 from maecho.network import kinds
 from maecho.network.layers import Layer
 from maecho.statistics.of_gradients import BackwardGatherer, Batch, Deltas
-from maecho.statistics.of_layers import OfLayers
+from maecho.statistics.of_layers import OfLayers, widths
 from maecho.statistics.statistic import Found, Gatherer, Options, Setting
 
 
@@ -56,6 +57,6 @@ class _Sums(BackwardGatherer):
 
     def _matrix(self, layer: Layer, found: Found) -> Spectrum:
         if layer.name in self._found:
-            return Spectrum.of_dense(self._found[layer.name].cpu())
+            return leading(self._found[layer.name].cpu(), found.enough(widths(found, of_outputs=True)))
         groups, out, _ = layer.shape(found.weights)
         return Spectrum.zero(groups, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from maecho.errors import InputError, UploadError
 from maecho.linalg.finite import is_finite
 from maecho.linalg.gaussians import NO_CLASS, Covariance, Gaussians, nearer_to_diagonal
-from maecho.linalg.scatter import Scatter
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.sums.scatter import Scatter
 from maecho.linalg.symmetric import eigenvalues
 from maecho.network.forward import Pass
 from maecho.privacy import NoisySums
@@ -26,6 +27,10 @@ FEW = 10
 MOST_CLASSES = 2**24
 """The most classes, for uploads that do not say how many there are. Counting labels takes memory up to the largest."""
 NO_MEAN = "the inputs are not one tensor of real numbers, so they have no mean"
+AT_ONCE = 512
+"""How many examples a class are waited for before they are added up."""
+MOST_WAITING = 2**24
+"""The most numbers that wait."""
 CLUSTERED = 2000
 """How many examples of a class k-means looks at. Later examples go to the nearest centre."""
 
@@ -143,7 +148,7 @@ class _OfInputs(Gatherer):
     def value(self, found: Found) -> Gaussians:
         if self._reason:
             raise NotGathered(self._reason)
-        return self._scatter.moments()
+        return self._scatter.moments(found.enough)
 
 
 class ClassScatter:
@@ -159,35 +164,51 @@ class ClassScatter:
         self.shape: tuple[int, ...] | None = None
         self._gaussians, self._covariance = gaussians, covariance
         self._classes: dict[int, _Parts] = {}
+        self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, x: Tensor, labels: Tensor | None) -> None:
         """Add a batch. Without labels, all examples are of one class, NO_CLASS."""
         self.shape = tuple(x.shape[1:])
         x = x.reshape(len(x), -1)
-        x = x.cpu() if x.device.type == "mps" else x  # mps has no float64
+        x = x.cpu() if x.device.type == "mps" else x.clone()  # mps has no float64; others may write into x
         if labels is None:
             labels = torch.full((len(x),), NO_CLASS)
-        labels = labels.to(x.device)
+        self._waiting.append((x, labels.to(x.device)))
+        entries = sum(rows.numel() for rows, _ in self._waiting)
+        if entries >= MOST_WAITING or entries >= AT_ONCE * max(1, len(self._classes)) * x.shape[1]:
+            self._divide()
+
+    def _divide(self) -> None:
+        """Give every class its examples among those that wait. A product of many rows costs less than many of few."""
+        if not self._waiting:
+            return
+        assert self.shape is not None
+        x, labels = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting = []
         for label in labels.unique().tolist():
             if label not in self._classes:
                 self._classes[label] = _Parts(self._gaussians, self.shape, x.device)
             self._classes[label].add(x[labels == label])
 
-    def moments(self) -> Gaussians:
-        """The moments of everything that was added."""
+    def moments(self, enough: Callable[[Sequence[int]], int | None] | None = None) -> Gaussians:
+        """The moments of everything that was added. `enough` says how many directions are wanted of covariances of
+        these widths; by default all."""
         assert self.shape is not None
+        self._divide()
         found: list[tuple[int, Scatter]] = []
         for label in sorted(self._classes):
             self._classes[label].settle()
             found += [(label, scatter) for scatter in self._classes[label].scatters if scatter.count]
         scatters = [scatter for _, scatter in found]
         spread = self._spread(scatters)
-        residual, in_cosines = _folded_away(spread)
+        wanted = None if enough is None else enough([len(scatter.mean) for scatter in spread])
+        covariances = [scatter.covariance(wanted) for scatter in spread]
+        residual, in_cosines = _lost(spread, covariances)
         return Gaussians(
             classes=torch.tensor([label for label, _ in found]),
             counts=torch.tensor([scatter.count for scatter in scatters]),
             means=torch.stack([scatter.mean for scatter in scatters]).cpu(),
-            covariances=tuple(scatter.covariance().to(device=torch.device("cpu")) for scatter in spread),
+            covariances=tuple(covariance.to(device=torch.device("cpu")) for covariance in covariances),
             shape=self.shape,
             residual=residual,
             in_cosines=in_cosines,
@@ -244,11 +265,12 @@ def centres(x: Float[Tensor, "n d"], k: int) -> Float[Tensor, "m d"]:
     return torch.from_numpy(found.cluster_centers_).to(x)
 
 
-def _folded_away(scatters: list[Scatter]) -> tuple[Tensor | None, bool]:
+def _lost(scatters: list[Scatter], covariances: list[Spectrum]) -> tuple[Tensor | None, bool]:
     """The residual of moments that have lost directions, and whether it is in cosines; None if nothing is lost."""
-    found = [scatter.folded_away() for scatter in scatters]  # all have one width, so all are exact or none is
-    lost = [one for one in found if one is not None]
-    if not any(bool(one.any()) for one in lost):
+    found = [scatter.lost(held) for scatter, held in zip(scatters, covariances, strict=True)]
+    if not any(one is not None and bool(one.any()) for one in found):
         return None, False
-    entries, of_cosines = torch.stack(lost, 1).cpu()
+    d = len(scatters[0].mean)
+    lost = [torch.zeros(2, d, dtype=torch.float64) if one is None else one.cpu() for one in found]
+    entries, of_cosines = torch.stack(lost, 1)
     return nearer_to_diagonal(entries, of_cosines)

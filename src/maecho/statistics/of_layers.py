@@ -15,7 +15,7 @@ from maecho.linalg.symmetric import Diagonal
 from maecho.network.layers import Layer, find
 from maecho.network.spaces import Move
 from maecho.statistics.parts import MATRICES, check_real
-from maecho.statistics.statistic import Carrier, Statistic
+from maecho.statistics.statistic import Carrier, Found, Statistic
 
 Matrix = TypeVar("Matrix", bound=Spectrum | Diagonal)
 
@@ -77,6 +77,12 @@ def for_layers(client: str, layers: Iterable[Layer], make: Callable[[Layer], Mat
         except ValueError as error:
             raise InputError(f"{client}: the inputs of layer {layer.name!r} must be {error}") from error
     return made
+
+
+def widths(found: Found, of_outputs: bool = False) -> list[int]:
+    """The width of every matrix."""
+    shapes = [layer.shape(found.weights) for layer in found.layers if of_outputs or not layer.one_hot]
+    return [out if of_outputs else d for groups, out, d in shapes for _ in range(groups)]
 
 
 def check_matrix(

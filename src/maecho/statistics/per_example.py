@@ -30,12 +30,18 @@ CHUNK = 2**22
 
 
 def squares(
-    x: Float[Tensor, "g n l d"], delta: Float[Tensor, "g n l o"]
+    x: Float[Tensor, "g n l d"],
+    delta: Float[Tensor, "g n l o"],
+    squared: Float[Tensor, "g n l d"] | None = None,
+    summed: bool = True,
 ) -> tuple[Float[Tensor, "g o d"], Float[Tensor, "g o d"]]:
-    """Σ_n (Σ_l δ_l x_lᵀ)², and the sum without squares, Σ_n Σ_l δ_l x_lᵀ."""
+    """Σ_n (Σ_l δ_l x_lᵀ)², and the sum without squares, Σ_n Σ_l δ_l x_lᵀ. `squared` is x², if it is known.
+    If not `summed`, that sum may be 0 instead."""
     if x.shape[2] == 1:
-        x, delta = x.squeeze(2), delta.squeeze(2)
-        return delta.square().mT @ x.square(), delta.mT @ x
+        squared = x.square() if squared is None else squared
+        x, delta, squared = x.squeeze(2), delta.squeeze(2), squared.squeeze(2)
+        found = delta.square().mT @ squared
+        return found, delta.mT @ x if summed else torch.zeros_like(found)
     each = delta.mT @ x
     return each.square().sum(1), each.sum(1)
 

@@ -7,7 +7,7 @@ uploaded, read, checked, cut, moved and printed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -27,6 +27,9 @@ from maecho.options import number, one_of
 from maecho.privacy import NoisySums
 from maecho.statistics import parts
 from maecho.statistics.parts import Kind, Value
+
+LEAST = 16
+"""The fewest directions of a matrix that are computed."""
 
 
 class NotGathered(Exception):  # noqa: N818 (not an error: the upload is made without the statistic)
@@ -65,6 +68,8 @@ class Setting:
     options: Options = field(default_factory=Options)
     watch: Watch = field(default_factory=Watch)
     """The watch of the pass. A Gatherer that runs the model for its own purposes pauses it meanwhile."""
+    room: float | None = None
+    """See `Found`."""
     reader: Reader | None = None
     """Finds inputs and labels in a batch. By default a new one does, with the usual rules."""
 
@@ -86,6 +91,15 @@ class Found:
     outputs: int | None
     """The length of the model's output for one example, if the output is a vector."""
     weights: Mapping[str, Tensor]
+    room: float | None = None
+    """How many bytes of directions each statistic may need. Further directions need not be computed. None: all are
+    wanted."""
+
+    def enough(self, widths: Iterable[int]) -> int | None:
+        """How many directions of each matrix are wanted, for a statistic with matrices of these widths."""
+        if self.room is None:
+            return None
+        return max(LEAST, int(self.room / max(1, sum(8 + 4 * width for width in widths))))
 
 
 class Gatherer(ABC):
@@ -102,7 +116,10 @@ class Gatherer(ABC):
 
     @abstractmethod
     def value(self, found: Found) -> Value:
-        """The statistic, after the pass. Raises NotGathered if there is no value."""
+        """The statistic, after the pass. Raises NotGathered if there is no value.
+
+        It may be asked for again, with more directions.
+        """
 
 
 class Carrier(Protocol):

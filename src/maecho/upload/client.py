@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,10 @@ from maecho.network.spaces import Spaces
 from maecho.network.tracing import proven
 from maecho.network.verified import Peeked
 from maecho.privacy import Privacy
-from maecho.statistics import STATISTICS, Options, Statistic
+from maecho.statistics import NEEDED_BY, STATISTICS, Options, Statistic
 from maecho.statistics.features import NO_NARROW_LAYER
 from maecho.statistics.of_layers import OfLayers
+from maecho.statistics.parts import COUNTS, TENSORS
 from maecho.statistics.passes.gather import Gathered, gather
 from maecho.statistics.statistic import Setting
 from maecho.upload import size
@@ -54,6 +55,7 @@ def make_upload(
     privacy: Privacy | None = None,
     inputs: Read | None = None,
     outputs: Read | None = None,
+    for_methods: Iterable[str | Needing] | None = None,
 ) -> Upload:
     """Make what this client sends: the model's weights, and statistics of its layers' inputs on these batches.
 
@@ -89,10 +91,14 @@ def make_upload(
             covered.
         inputs: a function that finds the inputs in a batch, if the usual rules do not.
         outputs: a function that finds the scores in what the model returns, if the usual rules do not.
+        for_methods: the methods that will merge the uploads, by name or as objects. Then what these can read is sent
+            and nothing else, which takes less time and room. `statistics` come beside them.
 
     Warns of all that is lost: labels that cannot be used, statistics that cannot be made, layers that are not seen.
     """
     model = plain(model, f"{client}: the model")
+    if for_methods is not None:
+        statistics = [*_needed(client, for_methods, privacy), *(statistics or ())]
     wanted = _wanted(client, statistics, privacy)
     try:
         reading = Reading(inputs, labels if callable(labels) else None, outputs)
@@ -109,7 +115,9 @@ def make_upload(
     if isinstance(rule, size.ByLayer):
         rule.check(layer.name for layer in architecture.layers.values())
     weights = _weights(twin.network, architecture, client)
-    setting = Setting(client, twin.network, architecture, options, reader=reader)
+    matrices = sum(bool(statistic.kind not in (COUNTS, TENSORS)) for statistic in wanted)
+    room = size.room(rule, sum(tensor.nbytes for tensor in weights.values()), matrices)
+    setting = Setting(client, twin.network, architecture, options, room=room, reader=reader)
     if privacy is None:
         gathered = gather(setting, batches, wanted, progress)
     else:
@@ -144,7 +152,13 @@ def make_upload(
         },
         stored=twin.stored,
     )
-    return size.cut(upload, rule)
+    while True:
+        try:
+            return size.cut(upload, rule)
+        except size.NotEnough:
+            assert room is not None
+            room *= 4
+            upload = replace(upload, statistics=gathered.remade(room))
 
 
 def _warn(client: str, gathered: Gathered, by_default: bool) -> None:
@@ -163,6 +177,30 @@ def _warn(client: str, gathered: Gathered, by_default: bool) -> None:
         )
     for sentence in lost:
         warnings.warn(one_line(f"{client}: {sentence}"), stacklevel=4)
+
+
+class Needing(Protocol):
+    """A method, of which only its needs count here."""
+
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+
+def _needed(client: str, methods: Iterable[str | Needing], privacy: Privacy | None) -> list[str]:
+    """The statistics that methods need, and those that they read if they are there. With privacy, of the latter those
+    that can be sent."""
+    if isinstance(methods, str):
+        raise InputError(f"{client}: for_methods must be a list from {', '.join(NEEDED_BY)}, got the text {methods!r}")
+    names: set[str] = set()
+    for method in methods:
+        if isinstance(method, str) and method not in NEEDED_BY:
+            raise InputError(f"{client}: for_methods must be among {', '.join(NEEDED_BY)}, got {method!r}")
+        if isinstance(method, str):
+            needs, uses = NEEDED_BY[method]
+        else:
+            needs, uses = method.needs, getattr(method, "uses", frozenset())
+        names |= needs | {name for name in uses if privacy is None or STATISTICS[name].private}
+    return [name for name in STATISTICS if name in names]
 
 
 def _wanted(client: str, statistics: Iterable[str] | None, privacy: Privacy | None) -> list[Statistic]:

@@ -52,6 +52,10 @@ class ByLayer:
                 raise InputError(f"rank must name layers of the network ({', '.join(known)}), got {name!r}")
 
 
+class NotEnough(Exception):  # noqa: N818 (not an error: more directions are computed)
+    """Raised if more directions of a matrix fit than were computed."""
+
+
 Rule = Rank | Share | Size | ByLayer
 
 
@@ -81,8 +85,27 @@ def parse(rank: int | float | str | Mapping[str, int] | None) -> Rule:
     )
 
 
+def room(rule: Rule, weights: int, statistics: int) -> float | None:
+    """How many bytes of directions each of so many statistics may at first be expected to need, beside weights of so
+    many bytes. None: all directions are wanted.
+
+    It is a guess. `cut` raises NotEnough if it was too low.
+    """
+    if not isinstance(rule, Size):
+        return None
+    amount = rule.amount * weights if rule.times else rule.amount
+    return max(0.0, GENEROUS * (amount - weights) / max(1, statistics))
+
+
+GENEROUS = 1.5
+"""More than an equal part, since statistics that need less leave room to others."""
+
+
 def cut(upload: Upload, rule: Rule) -> Upload:
-    """The same upload with its statistics cut, and in the precision of its weights (at least float32)."""
+    """The same upload with its statistics cut, and in the precision of its weights (at least float32).
+
+    Raises NotEnough if there is room for directions that were not computed.
+    """
     dtype = devices.float32_or_finer(upload.weights.values())
     values = {name: STATISTICS[name].at(value, dtype) for name, value in upload.statistics.items()}
     rank: Callable[[Spectrum], int]
@@ -147,6 +170,8 @@ def _ranks_that_fit(upload: Upload, values: Mapping[str, Any], size: Size) -> tu
     for left, spectra in zip(range(len(groups), 0, -1), groups, strict=True):
         share = _share_that_fits(spectra, room / left)
         chosen = [s.rank_for(share) if share else 0 for s in spectra]
+        if any(rank > s.rank for s, rank in zip(spectra, chosen, strict=True)):
+            raise NotEnough
         ranks |= {id(s): rank for s, rank in zip(spectra, chosen, strict=True)}
         room -= sum(s.bytes_of_direction * rank for s, rank in zip(spectra, chosen, strict=True))
     return ranks, keep_variances

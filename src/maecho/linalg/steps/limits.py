@@ -23,7 +23,7 @@ from torch import Tensor
 
 from maecho.linalg.spectra import Spectrum
 from maecho.linalg.steps.iteration import Coefficients
-from maecho.linalg.sums import Sums
+from maecho.linalg.sums.weighted import Sums
 from maecho.linalg.symmetric import Diagonal
 
 CLOSEST = 1e-9

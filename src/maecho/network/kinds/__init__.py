@@ -99,6 +99,12 @@ def rows(module: nn.Module, x: Tensor) -> Tensor:
     return of(module).rows(module, x)
 
 
+def maps(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
+    """Maps [groups, batch, height, width, channels] and a kernel whose patches at stride 1 are the rows. None if the
+    rows are no such patches."""
+    return of(module).maps(module, x)
+
+
 def output_rows(module: nn.Module, z: Tensor) -> Tensor:
     """The module's output, or a gradient of its shape, as rows [groups, n, out] in the order of `rows`."""
     return of(module).output_rows(module, z)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,9 +27,26 @@ class Convolution(Kind):
         return 1 + len(module.kernel_size)
 
     def rows(self, module: Any, x: Tensor) -> Tensor:
+        return _patches(module, self._padded(module, x), module.stride)
+
+    def _padded(self, module: Any, x: Tensor) -> Tensor:
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        padded = functional.pad(_batched(module, x), _padding(module), mode=mode)
-        return _patches(module, padded, module.stride)
+        return functional.pad(_batched(module, x), _padding(module), mode=mode)
+
+    def maps(self, module: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
+        """None for more than two axes, other strides, dilation, and kernels of 1, and for derived kinds with other
+        rows."""
+        axes = len(module.kernel_size)
+        if type(self).rows is not Convolution.rows:
+            return None
+        if axes > 2 or {*module.stride, *module.dilation} != {1} or {*module.kernel_size} == {1}:
+            return None
+        padded = self._padded(module, x)
+        if any(size < k for size, k in zip(padded.shape[2:], module.kernel_size, strict=True)):
+            return None
+        padded = padded.reshape(len(padded), module.groups, -1, *([1] * (2 - axes)), *padded.shape[2:])
+        kernel = (1, *module.kernel_size)[-2:]
+        return padded.permute(1, 0, 3, 4, 2).clone(memory_format=torch.contiguous_format), kernel
 
     def output_rows(self, module: Any, z: Tensor) -> Tensor:
         z = _batched(module, z).movedim(1, -1)

@@ -69,6 +69,11 @@ class Kind:
         """The rows that the matrix multiplies, [groups, n, in]. For tokens: the tokens themselves, [1, n]."""
         return x.reshape(1, -1, x.shape[-1])
 
+    def maps(self, module: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
+        """For rows that are all patches of maps at stride 1: these maps [groups, batch, height, width, channels] and
+        the kernel. None for other rows."""
+        return None
+
     def output_rows(self, module: Any, z: Tensor) -> Tensor:
         """The module's outputs, or gradients of their shape, as rows [groups, n, out] in the order of `rows`."""
         return z.reshape(1, -1, z.shape[-1])

@@ -7,7 +7,7 @@ million rows.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,8 @@ class Gathered:
     """The layers that never ran, so that nothing is known of their inputs."""
     inputs: Any
     """The inputs of a few examples, on which the neuron spaces are tried. They are not sent."""
+    remade: Callable[[float | None], dict[str, Value]] = lambda room: {}
+    """Makes the values again, with another `Found.room`."""
 
 
 def gather(
@@ -133,7 +135,7 @@ class _Going:
 
     def gathered(self) -> Gathered:
         setting = self._setting
-        found = _found(setting, list(self._order), self._examples, self._outputs)
+        found = replace(_found(setting, list(self._order), self._examples, self._outputs), room=setting.room)
         if 0 < self._unlabelled < self._examples:
             self._reader.lost_labels(f"{self._unlabelled} of {self._examples} examples carry none")
         idle = tuple(layer.name for layer in found.layers if layer.name not in self._order)
@@ -141,13 +143,18 @@ class _Going:
             raise InputError(
                 f"{setting.client}: some layer must run in a pass over the batches, got none of {', '.join(idle)}"
             )
-        values, missing = {}, {}
-        for name, gatherer in self._gatherers.items():
-            try:
-                values[name] = gatherer.value(found)
-            except NotGathered as reason:
-                missing[name] = str(reason)
-        return Gathered(found, values, missing, setting.architecture, idle, self._inputs)
+        missing: dict[str, str] = {}
+
+        def made(room: float | None) -> dict[str, Value]:
+            values = {}
+            for name, gatherer in self._gatherers.items():
+                try:
+                    values[name] = gatherer.value(replace(found, room=room))
+                except NotGathered as reason:
+                    missing[name] = str(reason)
+            return values
+
+        return Gathered(found, made(setting.room), missing, setting.architecture, idle, self._inputs, made)
 
 
 def _of_classes(step: Pass) -> Pass:

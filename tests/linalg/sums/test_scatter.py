@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from maecho.linalg import cosines, scatter
-from maecho.linalg.scatter import Scatter
+from maecho.linalg import cosines
+from maecho.linalg.sums import scatter
+from maecho.linalg.sums.scatter import Scatter
 from support.clients import rng
 
 LONG = scatter.EXACT_WIDTH + 6
@@ -63,7 +64,7 @@ def test_the_limits_are_what_the_documents_say() -> None:
     assert (scatter.EXACT_WIDTH, scatter.EXACT_ON_GPU, scatter.SKETCH) == (1024, 4096, 512)
     assert Scatter((32, 32)).folded_away() is None
     assert Scatter((1025,))._scatter.shape == (0, 1025)
-    assert Scatter((1024,))._scatter.shape == (1024, 1024)
+    assert Scatter((1024,))._sums is not None
 
 
 @pytest.mark.parametrize("n", [300, 1300])

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from maecho.linalg import cosines
+from maecho.linalg.leading import Leading, leading
 from maecho.linalg.spectra import Spectrum
+from maecho.linalg.sums.products import SquareSums, single
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,32 +37,34 @@ class Scatter:
         self.shape, self.count = shape, 0
         self.mean = torch.zeros(d, dtype=torch.float64, device=device)
         self._exact = d <= (EXACT_WIDTH if self.mean.device.type == "cpu" else EXACT_ON_GPU)
-        self._scatter = torch.zeros((d, d) if self._exact else (0, d), dtype=torch.float64, device=device)
+        self._sums = SquareSums(1, d, self.mean.device) if self._exact else None
+        self._scatter = torch.zeros(0, d, dtype=torch.float64, device=device)
         self._squares = torch.zeros(2, d, dtype=torch.float64, device=device)  # of entries and of cosines
 
     def add(self, x: Float[Tensor, "n d"]) -> None:
-        n = len(x)
+        n, precise = len(x), not single(x, x.shape[1])
         x = x.to(self.mean)
         batch_mean = x.mean(0)
         gap = batch_mean - self.mean
         total = self.count + n
-        self._add_rows(torch.cat([x - batch_mean, gap.unsqueeze(0) * (self.count * n / total) ** 0.5]))
+        rows = torch.cat([gap.unsqueeze(0) * (self.count * n / total) ** 0.5, x - batch_mean])
+        if self._sums is None:
+            self._add_rows(rows)
+        else:
+            self._sums.add((rows if precise else rows.float()).unsqueeze(0))
         self.mean = self.mean + gap * (n / total)
         self.count = total
 
     def add_scatter(self, other: Scatter) -> None:
         """Add another scatter matrix, which is around its own mean. The means are not compared."""
-        if self._exact:
-            self._scatter += other._scatter
+        if self._sums is not None and other._sums is not None:
+            self._sums.add_sums(other._sums.dense(), other.count)
         else:
             self._stack(other._scatter)
             self._squares += other._squares
         self.count += other.count
 
     def _add_rows(self, rows: Tensor) -> None:
-        if self._exact:
-            self._scatter += rows.T @ rows
-            return
         self._stack(rows)
         self._squares[0] += rows.square().sum(0)
         if len(self.shape) > 1:
@@ -75,13 +79,29 @@ class Scatter:
         spectrum = Spectrum.of_dense((self._scatter @ self._scatter.T).unsqueeze(0), SKETCH)
         self._scatter = spectrum.basis[0].T @ self._scatter
 
-    def covariance(self) -> Spectrum:
-        """The scatter matrix divided by the count."""
-        if self._exact:
-            return Spectrum.of_dense(self._scatter.unsqueeze(0) / self.count)
+    def covariance(self, enough: int | None = None) -> Spectrum:
+        """The scatter matrix divided by the count. `enough`: how many directions are wanted; by default all."""
+        if self._sums is not None:
+            return leading(self._sums.dense() / self.count, enough, keep_rest=False)
         self._fold()
         weights = self._scatter.new_full((1, len(self._scatter)), 1 / self.count)
         return Spectrum.of_factor(self._scatter.T.unsqueeze(0), weights)
+
+    def lost(self, held: Spectrum) -> Float[Tensor, "2 d"] | None:
+        """The variances, of entries and of cosines, that are in the scatter matrix and not in the covariance that
+        `covariance` gave. None if it holds all."""
+        if self._sums is None:
+            return self.folded_away()
+        if not isinstance(held, Leading):
+            return None
+        A = self._sums.dense()[0] / self.count
+        rows = held.basis[0].to(A).mT
+        lost = torch.zeros(2, len(A), dtype=A.dtype, device=A.device)
+        lost[0] = A.diagonal() - held.values[0].to(A) @ rows.square()
+        if len(self.shape) > 1:
+            both = cosines.forth(cosines.forth(A, self.shape).T, self.shape)
+            lost[1] = both.diagonal() - held.values[0].to(A) @ cosines.forth(rows, self.shape).square()
+        return lost.clamp(min=0)
 
     def folded_away(self) -> Float[Tensor, "2 d"] | None:
         """The variances, of entries and of cosines, that folding has lost. None for an exact scatter matrix."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from maecho.linalg.spectra import Spectrum
-from maecho.linalg.sums import Sums
+from maecho.linalg.sums.weighted import Sums
 
 
 @pytest.mark.parametrize("shrink", [1.0, 0.8])
