@@ -20,7 +20,7 @@ from maecho.checking import found as records
 from maecho.checking import layers
 from maecho.checking.found import Finding
 from maecho.network.layers import Layer
-from support.clients import Net, batches, network
+from support.clients import Net, batches, network, rng
 from support.relays import images, resnet, sequences, tied, transformer, twins
 from support.tiny import NAN, cases, refused_input
 
