@@ -318,6 +318,16 @@ def test_watch_sees_every_iteration() -> None:
     assert not torch.equal(seen[1][1]["0.weight"], seen[2][1]["0.weight"])
 
 
+def test_normalised_steps_give_the_same_to_the_bit_in_every_order_and_watch_names_clients_by_their_place() -> None:
+    uploads, seen = clients(4)[::-1], []
+    merged = maecho.aggregate(uploads, "ma-echo", normalise=True, steps=200, watch=lambda it: seen.append(it))
+    again = maecho.aggregate([uploads[k] for k in (2, 0, 3, 1)], "ma-echo", normalise=True, steps=200)
+    for key in merged:
+        assert torch.equal(merged[key], again[key]), key
+    merged = maecho.aggregate(uploads, "ma-echo", normalise=True, steps=0, watch=lambda it: seen.append(it.client(1)))
+    torch.testing.assert_close(seen[-1]["0.weight"], uploads[1].weights["0.weight"])
+
+
 def test_released_settings_depend_on_convolutions() -> None:
     plain = MAEcho()._for(clients(1)[0], True)
     assert (plain.steps, plain.step_size, plain.normalise, plain.head) == (60, 1.6, False, "class-aware")

@@ -67,11 +67,7 @@ def unusual(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def unusual_clients(count: int = 3, dtype: torch.dtype = torch.float32, same: bool = False) -> list[maecho.Upload]:
-    """The groups are the release's. With more means and Norm, MA-Echo's last steps of constant length turn about the
-    solution, where rounding decides their direction."""
     return [
-        maecho.make_upload(
-            unusual(0 if same else i, dtype), batches(i, 3 + i, dtype=dtype), f"client-{i}", STATISTICS, mean_of=64
-        )
+        maecho.make_upload(unusual(0 if same else i, dtype), batches(i, 3 + i, dtype=dtype), f"client-{i}", STATISTICS)
         for i in range(count)
     ]

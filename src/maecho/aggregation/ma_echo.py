@@ -154,15 +154,20 @@ class MAEcho:
             raise InputError(f"cap must be at least 1/{len(uploads)} for {len(uploads)} clients, got {method.cap}")
         exact = method._projector == "exact"
         gathered = _Collected(method, first, common_units(uploads, "uniform") if exact else {})
-        for upload in uploads:
-            gathered.add(upload)
+        order = list(range(len(uploads)))
+        if method.normalise:
+            # Steps of one length turn about the solution at last, and rounding decides their direction. In the order of
+            # names it is the same in every order of the uploads.
+            order.sort(key=uploads.clients.__getitem__)
+        for index in order:
+            gathered.add(uploads[index])
         start = gathered.start()
         if method.solver == "limit":
             found = {name: limit.matrix(start[name]) for name, limit in gathered.limits.items()}
             return gathered.result(found)
-        return method._iterate(gathered, start)
+        return method._iterate(gathered, start, order)
 
-    def _iterate(self, gathered: _Collected, start: Mapping[str, Tensor]) -> Merged:
+    def _iterate(self, gathered: _Collected, start: Mapping[str, Tensor], order: list[int]) -> Merged:
         layers: dict[str, Iterates] = {
             name: iterates(start[name].to(local[0].dtype), local, gathered.spectra[name], self._coefficients())
             for name, local in gathered.local.items()
@@ -172,7 +177,8 @@ class MAEcho:
             return gathered.result({n: x.mean() if self.form == "released" else x.merged() for n, x in layers.items()})
 
         def client_model(index: int) -> Merged:
-            return gathered.result({name: x.client(index) for name, x in layers.items()})
+            at = order.index(range(len(order))[index])
+            return gathered.result({name: x.client(at) for name, x in layers.items()})
 
         assert self.steps is not None
         if self.watch is not None:

@@ -70,6 +70,8 @@ class Cohort(Sequence[Upload]):
         """The statistics that every upload carries."""
         self.examples = tuple(int(about["examples"]) for about in abouts)
         """The number of examples of every client."""
+        self.clients = tuple(seen)
+        """Their names, in the order of the uploads."""
 
     def _about(self, at: int) -> dict[str, Any]:
         source, found = self._sources[at], self._files[at]
