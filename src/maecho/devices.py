@@ -52,24 +52,25 @@ def outside_inference(function: Callable[P, T]) -> Callable[P, T]:
     return called
 
 
-class _FullPrecision:
-    """Counts who needs full precision. The switches are those of the whole process, so the last one to leave puts them
-    back."""
+class Switched:
+    """A switch of the whole process, turned while anybody is inside. The last one to leave puts it back, also if uses
+    overlap in several threads.
 
-    def __init__(self) -> None:
+    Args:
+        turn: turns it, and returns what puts it back.
+    """
+
+    def __init__(self, turn: Callable[[], Callable[[], None]]):
+        self._turn = turn
         self._lock = threading.Lock()
         self._inside = 0
-        self._before: list[tuple[Any, str, Any]] = []
+        self._back: Callable[[], None] = _nothing
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Inside, products of float32 on a GPU are those of float32. Otherwise torch may round factors to TF32, which
-        has 10 bits; of convolutions it does so by default. No comparison up to rounding stands that."""
         with self._lock:
             if not self._inside:
-                self._before = _switches_of_tf32()
-                for owner, name, _ in self._before:
-                    setattr(owner, name, "ieee" if name == "fp32_precision" else False)
+                self._back = self._turn()
             self._inside += 1
         try:
             yield
@@ -77,11 +78,23 @@ class _FullPrecision:
             with self._lock:
                 self._inside -= 1
                 if not self._inside:
-                    for owner, name, value in self._before:
-                        setattr(owner, name, value)
+                    self._back()
 
 
-full_precision = _FullPrecision()
+def _nothing() -> None:
+    pass
+
+
+def _no_tf32() -> Callable[[], None]:
+    before = _switches_of_tf32()
+    for owner, name, _ in before:
+        setattr(owner, name, "ieee" if name == "fp32_precision" else False)
+
+    def back() -> None:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+    return back
 
 
 def _switches_of_tf32() -> list[tuple[Any, str, Any]]:
@@ -94,6 +107,11 @@ def _switches_of_tf32() -> list[tuple[Any, str, Any]]:
         found = [(owner, "allow_tf32") for owner in (cudnn, matmul)]
     values = ((owner, name, getattr(owner, name)) for owner, name in found)
     return [(owner, name, value) for owner, name, value in values if value in ("tf32", True)]
+
+
+full_precision = Switched(_no_tf32)
+"""Inside, products of float32 on a GPU are those of float32. Otherwise torch may round factors to TF32, which has 10
+bits; of convolutions it does so by default. No comparison up to rounding stands that."""
 
 
 def cast(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
